@@ -1,0 +1,124 @@
+// Package admission decides what becomes of a request: placed on a replica,
+// held, or shed. It owns the account of every replica, the held queue, the
+// fair shares and what is learned from answers.
+//
+// It is pure: a step machine without clock, goroutine, I/O or random source.
+// A Pool is not safe for concurrent use; the daemon wraps it in one mutex and
+// the simulator calls it straight. Times are seconds (float64) of the owner's
+// clock; durations are seconds.
+package admission
+
+import "github.com/penstock/penstock/fleet"
+
+// Verdict is what was decided.
+type Verdict uint8
+
+const (
+	Placed Verdict = iota + 1 // goes to Decision.Replica now; the account is already charged
+	Held                      // waits in the router; a later Advance decides
+	Shed                      // refused; Reason and RetryAfter say why and when to return
+)
+
+// Reason is why a request was shed; a closed set.
+type Reason uint8
+
+const (
+	ReasonNone        Reason = iota
+	ReasonCapacity           // capacity_exhausted: cannot be reached within the allowed wait
+	ReasonQueueFull          // the held queue's count, bytes or token-work bound
+	ReasonDeadline           // its deadline passed while held
+	ReasonNoReplica          // no live replica that serves it (gpu-pending)
+	ReasonNotPermitted       // policy (region, tools, model) excludes all that live
+	ReasonTooLong            // no replica could ever hold prompt + minimum output
+	ReasonExhausted          // every replica that could was already tried (Exclude)
+	reasonCount
+)
+
+var reasonWords = [...]string{"none", "capacity", "queue_full", "deadline", "no_replica", "not_permitted", "too_long", "exhausted"}
+
+func (r Reason) String() string {
+	if int(r) < len(reasonWords) {
+		return reasonWords[r]
+	}
+	return "unknown"
+}
+
+// ReasonCount is the number of reasons.
+const ReasonCount = int(reasonCount)
+
+// Decision is the answer to Admit, and what Advance leaves in Ticket.Decision.
+type Decision struct {
+	Verdict    Verdict
+	Replica    fleet.ID
+	Reason     Reason
+	RetryAfter float64 // seconds, forecast of the queue's drain; without jitter (the caller adds it)
+
+	// What was predicted for the chosen replica, seconds.
+	TTFT, ITL, Own, Harm float64
+	Hit                  float64 // prompt tokens expected in its prefix cache
+}
+
+// Outcome is how a placed request ended, for the accounts.
+type Outcome uint8
+
+const (
+	Finished  Outcome = iota + 1 // a whole answer
+	Failed                       // the replica's fault
+	Cancelled                    // the client left, or its deadline passed
+)
+
+// End is what is known at the end of a placed request. Zero token counts mean
+// "not known" (no usage came); the pool then uses its estimates.
+type End struct {
+	Outcome    Outcome
+	Prompt     int // usage.prompt_tokens
+	Cached     int // usage.prompt_tokens_details.cached_tokens
+	Completion int // usage.completion_tokens
+	Evidence   fleet.Evidence
+	RetryAfter float64 // what a busy replica asked for, seconds; 0 = nothing
+}
+
+// Ticket is one request in a Pool. The caller owns the memory, fills Work and
+// passes the same pointer until Done or Leave; after that it may be reused
+// for another attempt (Admit again) or another request.
+type Ticket struct {
+	Work     fleet.Work
+	Decision Decision
+	User     any // the caller's own pointer, untouched
+
+	ticketState
+}
+
+// ReplicaSpec is a replica as the configuration or discovery gives it.
+type ReplicaSpec struct {
+	ID      fleet.ID
+	Name    string
+	Models  []uint32
+	Caps    uint64
+	Region  uint64
+	Domain  uint32
+	Profile *fleet.Profile // nil = generic, learned
+	Warm    bool           // known at start-up: no slow start
+}
+
+/* The methods of Pool, all in this package:
+
+func New(cfg Config) *Pool
+func (p *Pool) Join(now float64, s ReplicaSpec)              // new, or changed (same ID: models, caps ... replaced)
+func (p *Pool) Remove(now float64, id fleet.ID)              // gone from discovery: no new work; tickets there still end with Done
+func (p *Pool) Drain(now float64, id fleet.ID, on bool)      // operator's drain
+func (p *Pool) Admit(now float64, t *Ticket) Decision        // one atomic pick and reserve, or hold, or shed
+func (p *Pool) First(now float64, t *Ticket)                 // first content event
+func (p *Pool) Progress(now float64, t *Ticket, tokens int)  // output tokens so far; call every ~32 tokens, not for each
+func (p *Pool) Done(now float64, t *Ticket, e End)           // returns the account, once; a second call panics "BUG:"
+func (p *Pool) Leave(now float64, t *Ticket)                 // a held ticket's client went away or its deadline passed
+func (p *Pool) Observe(now float64, id fleet.ID, s fleet.Sample)
+func (p *Pool) Evidence(now float64, id fleet.ID, e fleet.Evidence) // probes and scrapes; End.Evidence covers answers
+func (p *Pool) Peers(now float64, peer string, loads map[fleet.ID]fleet.Load) // see ring; absolute values
+func (p *Pool) Advance(now float64, out []*Ticket) []*Ticket // re-decides held tickets; returns those whose Decision changed to Placed or Shed
+func (p *Pool) Revoked(out []*Ticket) []*Ticket              // tickets without first token at a replica now known dead, hung or draining: cancel the attempt, Done(Failed), Admit again
+func (p *Pool) NextWake(now float64) float64                 // when Advance has to be called at the latest (+Inf = never)
+func (p *Pool) View() *fleet.View                            // for reading under the same lock
+func (p *Pool) Stats() Stats                                 // totals, held queue, drain rate: for metrics and console
+func (p *Pool) EstimatePrompt(model uint32, ascii, other int) int // bytes -> tokens, learned per model
+*/

@@ -1,0 +1,53 @@
+package telemetry
+
+// The table of every metric. Labels with a closed set of values say so.
+var (
+	Requests = &Def{"penstock_requests_total", Counter, []string{"path", "code"},
+		"Requests ended, by API path and by what the client was told (status code; 499 = the client left first; 502 also for a stream that broke after its 200)."}
+	Outcomes = &Def{"penstock_request_outcomes_total", Counter, []string{"outcome"},
+		"Requests by outcome: finished, failed, cancelled, shed, refused. Admitted = finished + failed + cancelled."}
+	Attempts = &Def{"penstock_attempts_total", Counter, []string{"replica"}, "Attempts sent to a replica."}
+	Failovers = &Def{"penstock_failovers_total", Counter, []string{"reason"},
+		"Attempts abandoned before the answer began and followed by another, by evidence (closed set, see fleet.Evidence)."}
+	Sheds         = &Def{"penstock_shed_total", Counter, []string{"reason"}, "Requests shed, by admission reason (closed set, see admission.Reason)."}
+	Cancellations = &Def{"penstock_cancellations_total", Counter, []string{"phase"},
+		"Clients that left, by phase: held, headers, first_token, streaming."}
+	InFlight       = &Def{"penstock_requests_in_flight", Gauge, nil, "Requests now inside the router, held ones included."}
+	HeldRequests   = &Def{"penstock_held_requests", Gauge, []string{"pool"}, "Requests held at the router now."}
+	HeldTokens     = &Def{"penstock_held_tokens", Gauge, []string{"pool"}, "Token-work (prompt + expected output) held at the router now."}
+	ReplicaFlight  = &Def{"penstock_replica_requests_in_flight", Gauge, []string{"replica"}, "This router's requests at the replica now."}
+	ReplicaPrefill = &Def{"penstock_replica_prefill_tokens", Gauge, []string{"replica"}, "Uncached prompt tokens sent to the replica whose first token has not come."}
+	ReplicaKV      = &Def{"penstock_replica_kv_tokens", Gauge, []string{"replica"}, "KV tokens that this router's requests hold at the replica."}
+	ReplicaState   = &Def{"penstock_replica_state", Gauge, []string{"replica", "state"}, "1 for the state the replica is in (closed set, see fleet.State), else 0."}
+	ReplicaShare   = &Def{"penstock_replica_share_ratio", Gauge, []string{"replica"}, "Share of its capacity that a replica may use now (ramp), 0 to 1."}
+	ReplicaWaiting = &Def{"penstock_replica_waiting_requests", Gauge, []string{"replica"}, "Requests waiting at the replica, as scraped."}
+	ReplicaRunning = &Def{"penstock_replica_running_requests", Gauge, []string{"replica"}, "Requests running at the replica, as scraped."}
+	ReplicaKVUsage = &Def{"penstock_replica_kv_usage_ratio", Gauge, []string{"replica"}, "KV-cache use of the replica, as scraped, 0 to 1."}
+	Ejections      = &Def{"penstock_replica_ejections_total", Counter, []string{"replica", "reason"}, "Ejections by the evidence that led to them."}
+	TokensIn       = &Def{"penstock_prompt_tokens_total", Counter, []string{"replica"}, "Prompt tokens of answers, from usage, else estimated."}
+	TokensCached   = &Def{"penstock_prompt_cached_tokens_total", Counter, []string{"replica"}, "Prompt tokens that the replica took from its prefix cache, from usage."}
+	TokensOut      = &Def{"penstock_output_tokens_total", Counter, []string{"replica"}, "Output tokens of answers, from usage, else counted events."}
+	TokensWasted   = &Def{"penstock_wasted_tokens_total", Counter, []string{"reason"}, "Tokens generated for an attempt that was thrown away, by reason."}
+	UsageEstimated = &Def{"penstock_usage_estimated_total", Counter, nil, "Answers without usage, whose tokens were estimated."}
+	Integrity      = &Def{"penstock_stream_integrity_total", Counter, []string{"kind"}, "Streams that broke their protocol, by kind (closed set, see wire.Violation)."}
+	TTFT           = &Def{"penstock_ttft_seconds", Histogram, []string{"replica"}, "From the request's arrival to its first content event."}
+	ITL            = &Def{"penstock_itl_seconds", Histogram, []string{"replica"}, "Mean gap between content events of one answer."}
+	E2E            = &Def{"penstock_request_seconds", Histogram, []string{"replica"}, "From the request's arrival to the end of its answer."}
+	HoldTime       = &Def{"penstock_held_seconds", Histogram, []string{"pool"}, "Time that a request was held at the router before it was placed."}
+	PredictRatio   = &Def{"penstock_ttft_observed_over_predicted_ratio", Gauge, []string{"replica"}, "Running mean of observed over predicted TTFT; far from 1 means that the model of this replica is wrong."}
+	ScalePrefill   = &Def{"penstock_replica_prefill_scale_ratio", Gauge, []string{"replica"}, "Learned factor over the profile's prefill coefficients."}
+	ScaleDecode    = &Def{"penstock_replica_decode_scale_ratio", Gauge, []string{"replica"}, "Learned factor over the profile's decode coefficients."}
+	GoodRequests   = &Def{"penstock_slo_requests_total", Counter, []string{"met"}, "Ended generating requests by whether they met their objective: true, false."}
+	ScrapeAge      = &Def{"penstock_scrape_age_seconds", Gauge, []string{"replica"}, "Age of the newest usable sample of the replica's metrics."}
+	Scrapes        = &Def{"penstock_scrapes_total", Counter, []string{"replica", "result"}, "Scrapes by result: ok, timeout, refused, status, parse."}
+	ScrapeSeconds  = &Def{"penstock_scrape_seconds", Histogram, []string{"replica"}, "Time that one scrape took."}
+	Probes         = &Def{"penstock_probes_total", Counter, []string{"replica", "result"}, "Health probes by result: ok, failed, refused, timeout."}
+	BuildInfo      = &Def{"penstock_build_info", Gauge, []string{"version"}, "1, with the version as a label."}
+	ReloadTotal    = &Def{"penstock_config_reloads_total", Counter, []string{"result"}, "Configuration reloads by result: ok, refused."}
+)
+
+// Defs lists the table in the order of docs/metrics.md. Every Def has to be in it.
+var Defs = []*Def{Requests, Outcomes, Attempts, Failovers, Sheds, Cancellations, InFlight, HeldRequests, HeldTokens,
+	ReplicaFlight, ReplicaPrefill, ReplicaKV, ReplicaState, ReplicaShare, ReplicaWaiting, ReplicaRunning, ReplicaKVUsage, Ejections,
+	TokensIn, TokensCached, TokensOut, TokensWasted, UsageEstimated, Integrity, TTFT, ITL, E2E, HoldTime, PredictRatio, ScalePrefill, ScaleDecode,
+	GoodRequests, ScrapeAge, Scrapes, ScrapeSeconds, Probes, BuildInfo, ReloadTotal}

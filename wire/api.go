@@ -1,0 +1,67 @@
+// Package wire knows the bytes: request bodies of the OpenAI and Anthropic
+// shapes (scanned once, never re-serialised), server-sent event streams, and
+// the error answers of contract.md. It does no I/O.
+package wire
+
+// Kind is which inference API a path is.
+type Kind uint8
+
+const (
+	KindNone Kind = iota
+	KindChat
+	KindCompletions
+	KindResponses
+	KindMessages
+	KindEmbeddings
+	KindRerank
+	KindScore
+	KindAudio // transcriptions and translations: multipart
+	KindTokenize
+	KindDetokenize
+	KindModels
+)
+
+/* To be provided by this package (wire room):
+
+func KindOf(path string) (k Kind, ok bool)   // exact paths of contract.md only
+func (k Kind) String() string                // metric label: chat, completions, ...
+func (k Kind) Generates() bool               // produces tokens (chat, completions, responses, messages)
+
+// Body is what one pass over a request body found. Reused: Scan resets it.
+// It keeps offsets and copied strings, never a slice of the body.
+type Body struct {
+	Model          string // decoded value
+	ModelStart, ModelEnd int // span of the value in the body, quotes included (for splicing)
+	Stream         bool
+	IncludeUsage   bool
+	MaxOut         int   // max_completion_tokens, max_tokens or max_output_tokens; 0 = not given
+	MaxOutStart, MaxOutEnd int
+	N              int
+	ServiceTier    string
+	HasTools, HasImages, HasAudio bool
+	ASCII, Other   int   // prompt bytes, decoded roughly, ASCII and not
+	Blocks         []uint64 // chained fingerprints
+	BlockBytes     int   // canonical prompt bytes per entry of Blocks
+	...
+}
+func (b *Body) Scan(k Kind, contentType string, body []byte) *Error   // nil = good
+func Splice(dst, body []byte, start, end int, val string) []byte     // JSON-quotes val
+
+// Observer watches one answer stream, any chunking, without allocation on the usual event.
+type Observer struct {...}
+func (o *Observer) Reset(k Kind, model string)
+func (o *Observer) Feed(p []byte)            // p is body bytes (transfer framing already removed)
+func (o *Observer) Close()                   // the body ended cleanly
+// Results, valid at any time:
+//   Committed bool       an event with content (or tool call, finish, output item ...) was seen
+//   Events, Content int  events, events with content (a good estimate of tokens)
+//   Finish string, Usage{Prompt,Cached,Completion,Seen}, ErrorEvent bool + ErrorText, Done bool
+//   Violation Violation  closed set of integrity kinds; ViolationNone when healthy
+//   Ended() Ending       EndOK, EndAbort, EndEmpty (only [DONE]), EndError, EndTruncated
+// and CommitOffset: how many bytes fed before the first content event
+
+// Error is an answer of the router itself. Table of codes in errors.go.
+type Error struct {Code string; Status int; Type, Message, Param string; RetryAfter float64; Retry bool ...}
+func (e *Error) AppendBody(dst []byte, k Kind) []byte     // OpenAI shape, Anthropic on KindMessages
+func (e *Error) AppendEvent(dst []byte, k Kind) []byte    // the terminal SSE event
+*/
