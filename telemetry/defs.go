@@ -6,7 +6,7 @@ var (
 		"Requests ended, by API path and by what the client was told (status code; 499 = the client left first; 502 also for a stream that broke after its 200)."}
 	Outcomes = &Def{"penstock_request_outcomes_total", Counter, []string{"outcome"},
 		"Requests by outcome: finished, failed, cancelled, shed, refused. Admitted = finished + failed + cancelled."}
-	Attempts = &Def{"penstock_attempts_total", Counter, []string{"replica"}, "Attempts sent to a replica."}
+	Attempts  = &Def{"penstock_attempts_total", Counter, []string{"replica"}, "Attempts sent to a replica."}
 	Failovers = &Def{"penstock_failovers_total", Counter, []string{"reason"},
 		"Attempts abandoned before the answer began and followed by another, by evidence (closed set, see fleet.Evidence)."}
 	Sheds         = &Def{"penstock_shed_total", Counter, []string{"reason"}, "Requests shed, by admission reason (closed set, see admission.Reason)."}
@@ -42,12 +42,22 @@ var (
 	Scrapes        = &Def{"penstock_scrapes_total", Counter, []string{"replica", "result"}, "Scrapes by result: ok, timeout, refused, status, parse."}
 	ScrapeSeconds  = &Def{"penstock_scrape_seconds", Histogram, []string{"replica"}, "Time that one scrape took."}
 	Probes         = &Def{"penstock_probes_total", Counter, []string{"replica", "result"}, "Health probes by result: ok, failed, refused, timeout."}
-	BuildInfo      = &Def{"penstock_build_info", Gauge, []string{"version"}, "1, with the version as a label."}
-	ReloadTotal    = &Def{"penstock_config_reloads_total", Counter, []string{"result"}, "Configuration reloads by result: ok, refused."}
+	PeerDatagrams  = &Def{"penstock_peer_datagrams_total", Counter, []string{"result"},
+		"Datagrams from peers by result: ok, old (reordered, or an earlier state of the router), replayed, forged (no known key opens it), outside (sender not in peers.allow), garbage, unknown_version."}
+	PeerStreams  = &Def{"penstock_peer_streams_total", Counter, []string{"result"}, "Push/pull states from peers by result: ok, outside, forged, garbage."}
+	PeerBytes    = &Def{"penstock_peer_bytes_total", Counter, []string{"direction"}, "Bytes of peer datagrams and streams, by direction: in, out."}
+	PeerMembers  = &Def{"penstock_peers", Gauge, []string{"state"}, "Other routers by state: fresh (its account is in use), silent (a member whose account has expired), lost (gone without leaving)."}
+	PeerShare    = &Def{"penstock_peer_share_ratio", Gauge, nil, "Share of the last known routers whose accounts this one knows, itself included; under 1 it takes only its fair share."}
+	PeerDrift    = &Def{"penstock_peer_config_drift", Gauge, nil, "Fresh peers whose configuration differs from this router's."}
+	PeerUnknown  = &Def{"penstock_peer_unknown_replicas", Gauge, nil, "Replicas that peers account for and this router does not know."}
+	PeerInterval = &Def{"penstock_peer_interval_seconds", Gauge, nil, "Time between two sends of this router's account; longer than configured when the bandwidth bound holds."}
+	BuildInfo    = &Def{"penstock_build_info", Gauge, []string{"version"}, "1, with the version as a label."}
+	ReloadTotal  = &Def{"penstock_config_reloads_total", Counter, []string{"result"}, "Configuration reloads by result: ok, refused."}
 )
 
 // Defs lists the table in the order of docs/metrics.md. Every Def has to be in it.
 var Defs = []*Def{Requests, Outcomes, Attempts, Failovers, Sheds, Cancellations, InFlight, HeldRequests, HeldTokens,
 	ReplicaFlight, ReplicaPrefill, ReplicaKV, ReplicaState, ReplicaShare, ReplicaWaiting, ReplicaRunning, ReplicaKVUsage, Ejections,
 	TokensIn, TokensCached, TokensOut, TokensWasted, UsageEstimated, Integrity, TTFT, ITL, E2E, HoldTime, PredictRatio, ScalePrefill, ScaleDecode,
-	GoodRequests, ScrapeAge, Scrapes, ScrapeSeconds, Probes, BuildInfo, ReloadTotal}
+	GoodRequests, ScrapeAge, Scrapes, ScrapeSeconds, Probes,
+	PeerDatagrams, PeerStreams, PeerBytes, PeerMembers, PeerShare, PeerDrift, PeerUnknown, PeerInterval, BuildInfo, ReloadTotal}
