@@ -23,10 +23,6 @@ const (
 
 /* To be provided by this package (wire room):
 
-func KindOf(path string) (k Kind, ok bool)   // exact paths of contract.md only
-func (k Kind) String() string                // metric label: chat, completions, ...
-func (k Kind) Generates() bool               // produces tokens (chat, completions, responses, messages)
-
 // Body is what one pass over a request body found. Reused: Scan resets it.
 // It keeps offsets and copied strings, never a slice of the body.
 type Body struct {
@@ -60,8 +56,4 @@ func (o *Observer) Close()                   // the body ended cleanly
 //   Ended() Ending       EndOK, EndAbort, EndEmpty (only [DONE]), EndError, EndTruncated
 // and CommitOffset: how many bytes fed before the first content event
 
-// Error is an answer of the router itself. Table of codes in errors.go.
-type Error struct {Code string; Status int; Type, Message, Param string; RetryAfter float64; Retry bool ...}
-func (e *Error) AppendBody(dst []byte, k Kind) []byte     // OpenAI shape, Anthropic on KindMessages
-func (e *Error) AppendEvent(dst []byte, k Kind) []byte    // the terminal SSE event
 */
