@@ -95,6 +95,10 @@ type Work struct {
 	Exclude   [4]ID    // replicas already tried
 	Excluded  int      // how many of Exclude are set
 	Trial     bool     // may be used as trial traffic for a recovering replica
+	Whole     bool     // the answer comes in one piece: no first content event before its end
+	ASCII     int      // prompt bytes that are ASCII, 0 = not known (EstimatePrompt learns from them)
+	Other     int      // prompt bytes that are not
+	Prefer    [2]ID    // the consistent hash's first and second choice for a new prefix, 0 = none (ring)
 }
 
 // Excludes tells whether replica id was already tried.
@@ -118,15 +122,45 @@ type Replica struct {
 	Profile *Profile
 	Own     Load // this router's account
 	Peers   Load // the other routers' accounts, corrected for their age (ring)
+	Other   Load // load that came by another road: what the samples show above the accounts
 	Sample  Sample
 	// Learned factors over the profile's coefficients, 1 = as the profile says.
 	ScalePrefill float64
 	ScaleDecode  float64
-	Health       Health
+	// Offset is the learned time, seconds, that a first token takes beside the
+	// engine's work: network, HTTP front end, tokenisation.
+	Offset float64
+	// Trust says how far the model may be believed: 0 nothing learned yet and
+	// no profile given, 1 calibrated.
+	Trust  float64
+	Health Health
 }
 
-// Load is the account that decisions use: own + peers'.
-func (r *Replica) Load() Load { return r.Own.Add(r.Peers) }
+// Load is the account that decisions use: own + peers' + what came by another
+// road.
+func (r *Replica) Load() Load { return r.Own.Add(r.Peers).Add(r.Other) }
+
+// Serves tells whether the replica serves a model. A replica without a list
+// serves whatever its pool is asked for.
+func (r *Replica) Serves(model uint32) bool {
+	if len(r.Models) == 0 {
+		return true
+	}
+	for _, m := range r.Models {
+		if m == model {
+			return true
+		}
+	}
+	return false
+}
+
+// Generic is the profile of hardware that nobody described: about an 8B model
+// on an L40S (design/bench.md), a middle between a CPU and an H100. Learned
+// factors and a low trust stand between it and decisions.
+func Generic() Profile {
+	return Profile{Name: "generic", Base: 0.012, PerPrefill: 4e-5, PerSeq: 3e-5, PerKV: 1e-7, PerAttn: 4e-9,
+		KVTokens: 200_000, MaxSeqs: 256, MaxBatched: 2048, BlockTokens: 16}
+}
 
 // View is what a decision is made from. It is not changed while one is made.
 type View struct {

@@ -21,6 +21,7 @@ const (
 	EvidenceProbeRefused                 // /health: connection refused
 	EvidenceScrapeOK
 	EvidenceScrapeFailed
+	EvidenceSlow // first tokens far later than the rest of the fleet's
 	evidenceCount
 )
 
@@ -28,7 +29,7 @@ const (
 const EvidenceCount = int(evidenceCount)
 
 var evidenceWords = [...]string{"ok", "refused", "reset", "first_token_timeout", "status_5xx", "busy", "draining",
-	"abort", "engine_dead", "protocol", "stalled", "probe_ok", "probe_failed", "probe_refused", "scrape_ok", "scrape_failed"}
+	"abort", "engine_dead", "protocol", "stalled", "probe_ok", "probe_failed", "probe_refused", "scrape_ok", "scrape_failed", "slow"}
 
 func (e Evidence) String() string {
 	if int(e) < len(evidenceWords) {
@@ -68,4 +69,8 @@ type Health struct {
 	Share  float64  // 0..1 of its capacity that may be used now (ramp)
 	Fails  int      // consecutive failures
 	Flaps  int      // ejections without a long good time between them
+
+	ProbeFails int     // consecutive failed probes
+	Busies     int     // consecutive 429/503 windows
+	ProbeSeen  float64 // when a probe last answered anything but OK
 }

@@ -1,0 +1,219 @@
+package fleet
+
+import "math"
+
+// HealthRules are the numbers of the health rules. Durations are seconds. The
+// zero value of a field means its default (see Defaults).
+type HealthRules struct {
+	Fails      int     // consecutive failures (reset, 5xx, first-token time-out, broken protocol) that eject; default 3
+	ProbeFails int     // consecutive failed probes that eject; default 3
+	Eject      float64 // length of a first ejection; default 5, doubled for each flap
+	EjectMax   float64 // bound of that doubling; default 60
+	Drain      float64 // how long a replica that said it drains is left alone; default 300
+	Busy       float64 // back-off after 429/503 without Retry-After; default 1, doubled while it repeats
+	BusyMax    float64 // bound of the back-off, and of a Retry-After that is obeyed; default 30
+	RampFrom   float64 // share of capacity at the start of a ramp, 0..1; default 0.25
+	Ramp       float64 // length of a ramp; default 10
+	Good       float64 // time without ejection after which flaps are forgotten; default 60
+}
+
+// Defaults fills the fields that are zero.
+func (r *HealthRules) Defaults() {
+	def := func(p *float64, v float64) {
+		if *p == 0 {
+			*p = v
+		}
+	}
+	if r.Fails == 0 {
+		r.Fails = 3
+	}
+	if r.ProbeFails == 0 {
+		r.ProbeFails = 3
+	}
+	def(&r.Eject, 5)
+	def(&r.EjectMax, 60)
+	def(&r.Drain, 300)
+	def(&r.Busy, 1)
+	def(&r.BusyMax, 30)
+	def(&r.RampFrom, 0.25)
+	def(&r.Ramp, 10)
+	def(&r.Good, 60)
+}
+
+// hard tells evidence that a process or its connection is gone. A good probe
+// proves the opposite, so it lifts such an ejection at once; it proves nothing
+// about a hung or broken engine behind a healthy front end.
+func hard(e Evidence) bool {
+	return e == EvidenceRefused || e == EvidenceProbeRefused || e == EvidenceProbeFailed || e == EvidenceReset
+}
+
+// liftFlaps is how many ejections in a row a good probe may cut short; a
+// replica that flaps more often waits its time out.
+const liftFlaps = 3
+
+// Apply takes one piece of evidence. retryAfter is what a busy replica asked
+// for, seconds, 0 = nothing. It returns true when the state changed.
+//
+// A client's own 4xx and a cancelled request are no evidence; callers must not
+// report them.
+func (h *Health) Apply(now float64, e Evidence, retryAfter float64, r *HealthRules) bool {
+	switch e {
+	case EvidenceOK:
+		return h.good(now)
+	case EvidenceRefused, EvidenceAbort, EvidenceEngineDead, EvidenceStalled, EvidenceSlow, EvidenceProbeRefused:
+		if e == EvidenceProbeRefused {
+			h.ProbeSeen = now
+		}
+		return h.eject(now, e, r)
+	case EvidenceDraining:
+		h.ProbeFails = 0
+		changed := h.State != StateDraining
+		h.set(now, StateDraining, e)
+		h.Until, h.Share = now+r.Drain, 0
+		return changed
+	case EvidenceBusy:
+		return h.busy(now, retryAfter, r)
+	case EvidenceReset, EvidenceFirstTimeout, EvidenceStatus5xx, EvidenceProtocol:
+		h.Fails++
+		if h.Fails >= r.Fails || h.State == StateTrial {
+			return h.eject(now, e, r)
+		}
+	case EvidenceProbeFailed:
+		h.ProbeFails++
+		h.ProbeSeen = now
+		if h.ProbeFails >= r.ProbeFails {
+			return h.eject(now, e, r)
+		}
+	case EvidenceProbeOK:
+		h.ProbeFails = 0
+		if h.State == StateEjected && hard(h.Reason) && h.Flaps <= liftFlaps {
+			h.set(now, StateTrial, h.Reason)
+			return true
+		}
+	}
+	return false
+}
+
+func (h *Health) set(now float64, s State, e Evidence) {
+	if h.State != s {
+		h.Since = now
+	}
+	h.State, h.Reason = s, e
+}
+
+func (h *Health) good(now float64) bool {
+	h.Fails, h.Busies = 0, 0
+	switch h.State {
+	case StateTrial, StateEjected: // ejected: fail-open traffic succeeded
+		h.set(now, StateRamping, EvidenceOK)
+		h.Until = 0
+		return true
+	case StateBusy:
+		if now < h.Until {
+			return false // an answer to a request placed before it said busy
+		}
+		h.Until = 0
+		if h.Share < 1 {
+			h.set(now, StateRamping, EvidenceOK)
+		} else {
+			h.set(now, StateUp, EvidenceOK)
+		}
+		return true
+	}
+	return false
+}
+
+func (h *Health) busy(now, retryAfter float64, r *HealthRules) bool {
+	switch h.State {
+	case StateEjected, StateDraining:
+		return false // it was known to be worse than busy
+	case StateBusy:
+		if now < h.Until {
+			return false // the same window: an answer to an earlier request
+		}
+	case StateTrial:
+		h.Share = r.RampFrom
+	}
+	wait := r.Busy * math.Pow(2, float64(min(h.Busies, 16)))
+	if retryAfter > 0 {
+		wait = retryAfter
+	}
+	h.Busies++
+	changed := h.State != StateBusy
+	h.set(now, StateBusy, EvidenceBusy)
+	h.Until = now + min(wait, r.BusyMax)
+	return changed
+}
+
+func (h *Health) eject(now float64, e Evidence, r *HealthRules) bool {
+	if h.State == StateEjected {
+		if hard(e) {
+			// Still dead. Keep it out without calling it a flap; its reason is
+			// now one that a good probe lifts.
+			h.Reason = e
+			h.Until = max(h.Until, now+r.Eject)
+		}
+		return false
+	}
+	if h.State == StateDraining && e != EvidenceRefused && e != EvidenceProbeRefused && e != EvidenceProbeFailed {
+		return false // it said itself that it ends; streams that break belong to that
+	}
+	length := min(r.Eject*math.Pow(2, float64(min(h.Flaps, 16))), r.EjectMax)
+	h.set(now, StateEjected, e)
+	h.Until, h.Share = now+length, 0
+	h.Fails, h.Busies = 0, 0
+	h.Flaps++
+	return true
+}
+
+// Tick moves the state by time alone. It returns true when the state changed.
+func (h *Health) Tick(now float64, r *HealthRules) bool {
+	switch h.State {
+	case StateUp:
+		h.Share = 1
+		if h.Flaps > 0 && now-h.Since >= r.Good {
+			h.Flaps = 0
+		}
+	case StateRamping:
+		h.Share = min(1, r.RampFrom+(1-r.RampFrom)*max(0, now-h.Since)/r.Ramp)
+		if h.Share >= 1 {
+			h.set(now, StateUp, h.Reason)
+			return true
+		}
+	case StateEjected, StateDraining:
+		if now >= h.Until {
+			h.set(now, StateTrial, h.Reason)
+			return true
+		}
+	}
+	return false
+}
+
+// Start gives a new replica its state: full share when it was known to be warm
+// (start-up), else a ramp.
+func (h *Health) Start(now float64, warm bool, r *HealthRules) {
+	*h = Health{State: StateRamping, Since: now, Share: r.RampFrom}
+	if warm {
+		h.State, h.Share = StateUp, 1
+	}
+}
+
+// Restarted is called when the replica's counters went backwards: it is a new
+// process, whatever was known of the old one.
+func (h *Health) Restarted(now float64) bool {
+	switch h.State {
+	case StateEjected, StateDraining:
+		h.set(now, StateTrial, h.Reason)
+		return true
+	}
+	return false
+}
+
+// Open tells whether the replica may be given ordinary traffic.
+func (h *Health) Open() bool { return h.State == StateUp || h.State == StateRamping }
+
+// OneOnly tells whether it may be given one request, to see how it fares: a
+// recovering replica, or a busy one whose back-off is over.
+func (h *Health) OneOnly(now float64) bool {
+	return h.State == StateTrial || h.State == StateBusy && now >= h.Until
+}
