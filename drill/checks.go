@@ -1,0 +1,387 @@
+package drill
+
+import (
+	"fmt"
+	"math"
+	"sort"
+	"strings"
+)
+
+type check func(*record, *Expect) (bool, string)
+
+// checks is the closed set of assertions; a scenario file names them.
+var checks map[string]check
+
+func init() {
+	checks = map[string]check{
+		"failed":         checkFailed,
+		"ok":             checkOK,
+		"refused":        checkRefused,
+		"status":         checkStatus,
+		"header":         checkHeader,
+		"disclosed":      checkDisclosed,
+		"error_events":   checkErrorEvents,
+		"left":           checkLeft,
+		"metric":         checkMetric,
+		"state":          checkState,
+		"no_state":       checkNoState,
+		"share":          checkShare,
+		"replica_saw":    checkReplicaSaw,
+		"attempts_ratio": checkAttemptsRatio,
+		"accounts_zero":  checkAccountsZero,
+		"ttft_p95":       checkTTFT,
+		"ttft_ratio":     checkTTFTRatio,
+		"anchors":        checkAnchors,
+		"retry_spread":   checkRetrySpread,
+		"retry_after":    checkRetryAfter,
+		"service_hits":   checkServiceHits,
+		"log":            checkLog,
+	}
+}
+
+func checkNames() []string {
+	var n []string
+	for k := range checks {
+		n = append(n, k)
+	}
+	sort.Strings(n)
+	return n
+}
+
+func sortedKeys(m map[string]float64) []string {
+	k := make([]string, 0, len(m))
+	for s := range m {
+		k = append(k, s)
+	}
+	sort.Strings(k)
+	return k
+}
+
+// pick returns the calls that the assertion is about.
+func (r *record) pick(e *Expect) []*Call {
+	var out []*Call
+	for _, c := range r.calls {
+		if (e.Load == "" || c.Load == e.Load) && c.Sent >= e.After.S() && (e.Before == 0 || c.Sent < e.Before.S()) {
+			out = append(out, c)
+		}
+	}
+	return out
+}
+
+func inRange(e *Expect, v float64) bool {
+	return (e.Min == nil || v >= *e.Min) && (e.Max == nil || v <= *e.Max) && !math.IsNaN(v)
+}
+
+func limits(e *Expect) string {
+	var s []string
+	if e.Min != nil {
+		s = append(s, fmt.Sprintf("at least %g", *e.Min))
+	}
+	if e.Max != nil {
+		s = append(s, fmt.Sprintf("at most %g", *e.Max))
+	}
+	return strings.Join(s, ", ")
+}
+
+// count judges the number of final calls for which f holds; with
+// args.share = 1 the share of them.
+func (r *record) count(e *Expect, what string, f func(*Call) bool) (bool, string) {
+	n, all, first := 0, 0, ""
+	for _, c := range r.pick(e) {
+		if !c.Last {
+			continue
+		}
+		all++
+		if f(c) {
+			n++
+			if first == "" {
+				first = fmt.Sprintf(" (first: %s #%d at %.2f s, status %d %s %s)", c.Load, c.N, c.Sent, c.Status, c.Code, c.Err)
+			}
+		}
+	}
+	if all == 0 {
+		return false, "no request to judge"
+	}
+	v := float64(n)
+	if e.Args["share"] == 1 {
+		v /= float64(all)
+	}
+	if what != "failed" {
+		first = ""
+	}
+	return inRange(e, v), fmt.Sprintf("%d of %d requests %s%s; wanted %s", n, all, what, first, limits(e))
+}
+
+// failed: neither answered, nor refused honestly, nor left by the client.
+func checkFailed(r *record, e *Expect) (bool, string) {
+	return r.count(e, "failed", func(c *Call) bool { return !c.OK() && !c.Honest() && !c.Left })
+}
+
+func checkOK(r *record, e *Expect) (bool, string) { return r.count(e, "answered", (*Call).OK) }
+
+func checkRefused(r *record, e *Expect) (bool, string) {
+	return r.count(e, "refused with a Retry-After", (*Call).Honest)
+}
+
+func checkLeft(r *record, e *Expect) (bool, string) {
+	return r.count(e, "left by the client", func(c *Call) bool { return c.Left })
+}
+
+func checkStatus(r *record, e *Expect) (bool, string) {
+	return r.count(e, fmt.Sprintf("answered %d %s", e.Status, e.Code), func(c *Call) bool {
+		return c.Status == e.Status && (e.Code == "" || c.Code == e.Code)
+	})
+}
+
+func checkHeader(r *record, e *Expect) (bool, string) {
+	return r.count(e, fmt.Sprintf("with %s: %s", e.Header, e.Value), func(c *Call) bool {
+		v := c.Header[e.Header]
+		return v != "" && (e.Value == "" || v == e.Value)
+	})
+}
+
+func checkErrorEvents(r *record, e *Expect) (bool, string) {
+	return r.count(e, "ended by an error event "+e.Code, func(c *Call) bool { return c.ErrorEvent && !c.Done && (e.Code == "" || c.Code == e.Code) })
+}
+
+// disclosed: every answer that carries one degraded header carries all of
+// them; at least min answers are degraded.
+func checkDisclosed(r *record, e *Expect) (bool, string) {
+	n, bad := 0, 0
+	for _, c := range r.pick(e) {
+		has := 0
+		for _, h := range []string{"X-Degraded", "X-Degraded-Tier", "X-Degraded-Reason"} {
+			if c.Header[h] != "" {
+				has++
+			}
+		}
+		if has > 0 {
+			n++
+		}
+		if has != 0 && (has != 3 || c.Header["X-Degraded"] != "true" || c.Header["Retry-After"] == "" || c.Header["Cache-Control"] == "") {
+			bad++
+		}
+	}
+	return bad == 0 && inRange(e, float64(n)), fmt.Sprintf("%d degraded answers, %d without full disclosure; wanted %s", n, bad, limits(e))
+}
+
+func checkMetric(r *record, e *Expect) (bool, string) {
+	v, found := sum(r.final, e.Metric, e.Labels)
+	if !found && e.Max == nil {
+		return false, fmt.Sprintf("%s%v is not on the page", e.Metric, e.Labels)
+	}
+	return inRange(e, v), fmt.Sprintf("%s%v = %g; wanted %s", e.Metric, e.Labels, v, limits(e))
+}
+
+func isState(k string) bool {
+	return strings.HasPrefix(k, "penstock_replica_state{") || strings.HasPrefix(k, "penstock_route_state{")
+}
+
+func stateWords(k string) string {
+	_, rest, _ := strings.Cut(k, "{")
+	return strings.TrimPrefix(strings.Fields(k)[0][:strings.IndexByte(k, '{')], "penstock_") + " " + strings.TrimSuffix(rest, "}")
+}
+
+// of expands a replica's name to its host:port as the metrics have it.
+func (r *record) of(name string) string {
+	if a, ok := r.st.replicas[name]; ok {
+		return a.addr
+	}
+	return name
+}
+
+func (r *record) stateAt(p point, e *Expect) bool {
+	for k, v := range p.m {
+		if v == 1 && isState(k) && strings.Contains(k, `state="`+e.State+`"`) && (e.Of == "" || strings.Contains(k, `="`+r.of(e.Of)+`"`)) {
+			return true
+		}
+	}
+	return false
+}
+
+// state: the state is seen after `after` and within `within` of it.
+func checkState(r *record, e *Expect) (bool, string) {
+	for _, p := range r.points {
+		if p.at >= e.After.S() && r.stateAt(p, e) {
+			took := p.at - e.After.S()
+			return e.Within == 0 || took <= e.Within.S(), fmt.Sprintf("%s %s seen %.2f s after %gs; wanted within %gs", e.Of, e.State, took, e.After.S(), e.Within.S())
+		}
+	}
+	return false, fmt.Sprintf("%s %s never seen after %gs", e.Of, e.State, e.After.S())
+}
+
+// no_state: the state is not seen between after and before.
+func checkNoState(r *record, e *Expect) (bool, string) {
+	for _, p := range r.points {
+		if p.at >= e.After.S() && (e.Before == 0 || p.at < e.Before.S()) && r.stateAt(p, e) {
+			return false, fmt.Sprintf("%s %s seen at %.2f s", e.Of, e.State, p.at)
+		}
+	}
+	return len(r.points) > 0, fmt.Sprintf("%s %s not seen", e.Of, e.State)
+}
+
+// between returns how much a counter grew between two times.
+func (r *record) between(name string, labels map[string]string, after, before float64) float64 {
+	var a, b float64
+	for _, p := range r.points {
+		v, _ := sum(p.m, name, labels)
+		if p.at <= after {
+			a = v
+		}
+		if before == 0 || p.at <= before {
+			b = v
+		}
+	}
+	if before == 0 {
+		b, _ = sum(r.final, name, labels)
+	}
+	return b - a
+}
+
+// share: a replica's share of the attempts between after and before.
+func checkShare(r *record, e *Expect) (bool, string) {
+	n := r.between("penstock_attempts_total", map[string]string{"replica": r.of(e.Of)}, e.After.S(), e.Before.S())
+	all := r.between("penstock_attempts_total", nil, e.After.S(), e.Before.S())
+	if all == 0 {
+		return false, "no attempt to judge"
+	}
+	return inRange(e, n/all), fmt.Sprintf("%s took %g of %g attempts (%.3f); wanted %s", e.Of, n, all, n/all, limits(e))
+}
+
+func checkReplicaSaw(r *record, e *Expect) (bool, string) {
+	a := r.st.replicas[e.Of]
+	if a == nil {
+		return false, "no replica " + e.Of
+	}
+	n := float64(a.requests())
+	return inRange(e, n), fmt.Sprintf("%s saw %g requests; wanted %s", e.Of, n, limits(e))
+}
+
+// attempts_ratio: requests at the replicas for each request of the clients.
+func checkAttemptsRatio(r *record, e *Expect) (bool, string) {
+	var saw float64
+	for _, a := range r.st.replicas {
+		saw += float64(a.requests())
+	}
+	asked := map[string]bool{}
+	for _, c := range r.pick(e) {
+		asked[fmt.Sprint(c.Load, c.N)] = true
+	}
+	if len(asked) == 0 {
+		return false, "no request to judge"
+	}
+	v := saw / float64(len(asked))
+	return inRange(e, v), fmt.Sprintf("%g attempts at replicas for %d requests (%.3f); wanted %s", saw, len(asked), v, limits(e))
+}
+
+var accounts = []string{"penstock_requests_in_flight", "penstock_held_requests", "penstock_held_tokens", "penstock_replica_requests_in_flight",
+	"penstock_replica_prefill_tokens", "penstock_replica_kv_tokens"}
+
+func checkAccountsZero(r *record, _ *Expect) (bool, string) {
+	if r.final == nil {
+		return false, "the metrics page could not be read"
+	}
+	var bad []string
+	seen := 0
+	for _, k := range sortedKeys(r.final) {
+		base, _, _ := strings.Cut(k, "{")
+		for _, a := range accounts {
+			if a == base {
+				seen++
+				if r.final[k] != 0 {
+					bad = append(bad, fmt.Sprintf("%s = %g", k, r.final[k]))
+				}
+			}
+		}
+	}
+	return len(bad) == 0 && seen > 0, fmt.Sprintf("%d accounts, not zero: %v", seen, bad)
+}
+
+func quantile(v []float64, q float64) float64 {
+	if len(v) == 0 {
+		return math.NaN()
+	}
+	sort.Float64s(v)
+	return v[min(len(v)-1, int(q*float64(len(v))))]
+}
+
+func (r *record) ttft(e *Expect) []float64 {
+	var v []float64
+	for _, c := range r.pick(e) {
+		if c.OK() && c.First > 0 {
+			v = append(v, c.First-c.Sent)
+		}
+	}
+	return v
+}
+
+func checkTTFT(r *record, e *Expect) (bool, string) {
+	v := r.ttft(e)
+	p := quantile(v, .95)
+	return inRange(e, p), fmt.Sprintf("TTFT p95 of %d answers %.3f s; wanted %s", len(v), p, limits(e))
+}
+
+// ttft_ratio: p95 TTFT after `after` over p95 before it.
+func checkTTFTRatio(r *record, e *Expect) (bool, string) {
+	before := Expect{Load: e.Load, Before: e.After}
+	a, b := quantile(r.ttft(&before), .95), quantile(r.ttft(&Expect{Load: e.Load, After: e.After, Before: e.Before}), .95)
+	return inRange(e, b/a), fmt.Sprintf("TTFT p95 %.3f s before, %.3f s after (ratio %.2f); wanted %s", a, b, b/a, limits(e))
+}
+
+func checkAnchors(r *record, e *Expect) (bool, string) {
+	n, own, foreign := 0, 0, 0
+	for _, c := range r.pick(e) {
+		if c.OK() {
+			n++
+			if c.Anchored {
+				own++
+			}
+			if c.Foreign != "" {
+				foreign++
+			}
+		}
+	}
+	return n > 0 && own == n && foreign == 0 && inRange(e, float64(n)), fmt.Sprintf("%d answers: %d hold their own session's anchors, %d another's", n, own, foreign)
+}
+
+// retry_spread: repeats are spread, not in step: the busiest 100 ms holds at
+// most `max` of all repeats.
+func checkRetrySpread(r *record, e *Expect) (bool, string) {
+	slots, n, most := map[int]int{}, 0, 0
+	for _, c := range r.pick(e) {
+		if c.Try > 0 {
+			n++
+			slots[int(c.Sent*10)]++
+			most = max(most, slots[int(c.Sent*10)])
+		}
+	}
+	if n < 10 {
+		return true, fmt.Sprintf("%d repeats: too few to be in step", n)
+	}
+	return inRange(e, float64(most)/float64(n)), fmt.Sprintf("%d repeats, the busiest 100 ms holds %d; wanted %s", n, most, limits(e))
+}
+
+// retry_after: every refusal says when to return, in [min, max] seconds.
+func checkRetryAfter(r *record, e *Expect) (bool, string) {
+	n, bad := 0, 0
+	lo, hi := math.Inf(1), 0.0
+	for _, c := range r.pick(e) {
+		if c.Status == 429 || c.Status == 503 {
+			n++
+			lo, hi = min(lo, c.RetryAfter), max(hi, c.RetryAfter)
+			if !inRange(e, c.RetryAfter) || c.RetryAfter == 0 {
+				bad++
+			}
+		}
+	}
+	return n > 0 && bad == 0, fmt.Sprintf("%d refusals, Retry-After from %.2f to %.2f s, %d outside; wanted %s", n, lo, hi, bad, limits(e))
+}
+
+func checkServiceHits(r *record, e *Expect) (bool, string) {
+	s := r.st.services[e.Of]
+	if s == nil {
+		return false, "no service " + e.Of
+	}
+	n := float64(s.hits.Load())
+	return inRange(e, n), fmt.Sprintf("service %s saw %g requests; wanted %s", e.Of, n, limits(e))
+}

@@ -1,0 +1,203 @@
+package drill
+
+import (
+	"context"
+	"fmt"
+	"hash/fnv"
+	"sort"
+	"sync"
+	"time"
+)
+
+// Options of a run.
+type Options struct {
+	Binary string   // the router binary, default: this very program
+	Env    []string // more environment for it, such as PENSTOCK_MUTANT=NAME
+	Log    func(format string, args ...any)
+}
+
+// Event is one line of the report's timeline.
+type Event struct {
+	At   float64 `json:"at"`
+	What string  `json:"what"`
+}
+
+// Result of one assertion.
+type Result struct {
+	Check string `json:"check"`
+	Why   string `json:"why,omitempty"`
+	OK    bool   `json:"ok"`
+	Seen  string `json:"seen"`
+}
+
+// Point is one reading of the router's metrics while the drill ran.
+type point struct {
+	at float64
+	m  map[string]float64
+}
+
+// Report of one drill.
+type Report struct {
+	Name     string    `json:"name"`
+	Title    string    `json:"title"`
+	OK       bool      `json:"ok"`
+	Err      string    `json:"err,omitempty"`
+	Seconds  float64   `json:"seconds"`
+	Started  time.Time `json:"started"`
+	Results  []Result  `json:"results"`
+	Timeline []Event   `json:"timeline"`
+	Buckets  []Bucket  `json:"buckets"` // what clients saw, second by second
+	Sample   []*Call   `json:"sample,omitempty"`
+}
+
+// Bucket counts what clients saw of requests sent in one second.
+type Bucket struct {
+	Second   int     `json:"second"`
+	OK       int     `json:"ok"`
+	Degraded int     `json:"degraded"`
+	Refused  int     `json:"refused"` // honest 429 or 503
+	Failed   int     `json:"failed"`
+	Left     int     `json:"left"`
+	TTFTp95  float64 `json:"ttft_p95"`
+}
+
+// record is what the checks look at.
+type record struct {
+	st     *stage
+	calls  []*Call
+	points []point
+	final  map[string]float64
+	ready  []Event // changes of /readyz
+}
+
+// Run plays one scenario and judges it.
+func Run(ctx context.Context, sc *Scenario, o Options) *Report {
+	rep := &Report{Name: sc.Name, Title: sc.Title, Started: time.Now()}
+	defer func() { rep.Seconds = time.Since(rep.Started).Seconds() }()
+	st, err := newStage(sc, o.Binary, o.Env)
+	if err != nil {
+		rep.Err = err.Error()
+		return rep
+	}
+	defer st.close()
+	if sc.Refused != "" {
+		rep.judgeRefusal(st)
+		return rep
+	}
+	rec, err := play(ctx, st, rep)
+	if err != nil {
+		rep.Err = err.Error()
+		return rep
+	}
+	rep.judge(rec)
+	return rep
+}
+
+func play(ctx context.Context, st *stage, rep *Report) (*record, error) {
+	sc := st.sc
+	for i := range max(sc.Routers, 1) {
+		if err := st.startRouter(i); err != nil {
+			return nil, err
+		}
+	}
+	settle := time.Duration(sc.Settle)
+	if settle == 0 {
+		settle = time.Second
+	}
+	sleep(ctx, settle)
+	start := time.Now()
+	rec := &record{st: st}
+	log := func(at float64, format string, a ...any) {
+		rep.Timeline = append(rep.Timeline, Event{at, fmt.Sprintf(format, a...)})
+	}
+	var mu sync.Mutex
+	watchCtx, stopWatch := context.WithCancel(ctx)
+	var watch sync.WaitGroup
+	watch.Go(func() { watchMetrics(watchCtx, st, start, rec, &mu, log) })
+	var loads sync.WaitGroup
+	h := fnv.New64()
+	h.Write([]byte(sc.Name))
+	for i := range sc.Load {
+		d := newDriver(&sc.Load[i], st.routers[i%len(st.routers)].public, start, h.Sum64()+uint64(i))
+		loads.Go(func() {
+			calls := d.run(ctx)
+			mu.Lock()
+			rec.calls = append(rec.calls, calls...)
+			mu.Unlock()
+		})
+	}
+	steps := append([]Step(nil), sc.Steps...)
+	sort.SliceStable(steps, func(i, j int) bool { return steps[i].At < steps[j].At })
+	var stepErr error
+	for _, s := range steps {
+		sleep(ctx, time.Until(start.Add(time.Duration(s.At))))
+		if err := st.act(ctx, s); err != nil && stepErr == nil {
+			stepErr = fmt.Errorf("step at %v: %w", time.Duration(s.At), err)
+		}
+		mu.Lock()
+		log(time.Since(start).Seconds(), "injector: %s", s.describe())
+		mu.Unlock()
+	}
+	loads.Wait()
+	settleAccounts(ctx, st)
+	stopWatch()
+	watch.Wait()
+	rec.final, _ = st.metrics()
+	if stepErr == nil {
+		stepErr = ctx.Err()
+	}
+	return rec, stepErr
+}
+
+// settleAccounts gives the last endings up to 3 s to be accounted.
+func settleAccounts(ctx context.Context, st *stage) {
+	for range 30 {
+		m, err := st.metrics()
+		if err != nil {
+			return
+		}
+		if v, _ := sum(m, "penstock_requests_in_flight", nil); v == 0 {
+			sleep(ctx, 400*time.Millisecond) // one more scrape
+			return
+		}
+		sleep(ctx, 100*time.Millisecond)
+	}
+}
+
+func (s Step) describe() string {
+	switch {
+	case s.Note != "":
+		return s.Note
+	case s.Heal:
+		return s.Replica + s.Service + " healed"
+	case s.Replica != "" || s.Service != "":
+		return fmt.Sprintf("%s%s: fault %v", s.Replica, s.Service, s.Fault)
+	case s.Config != "":
+		return "configuration rewritten, SIGHUP"
+	}
+	return s.Admin + s.Router
+}
+
+// watchMetrics reads the router's metrics every 100 ms and writes state
+// changes into the timeline.
+func watchMetrics(ctx context.Context, st *stage, start time.Time, rec *record, mu *sync.Mutex, log func(float64, string, ...any)) {
+	states := map[string]float64{}
+	for ctx.Err() == nil {
+		m, err := st.metrics()
+		at := time.Since(start).Seconds()
+		mu.Lock()
+		if err == nil {
+			rec.points = append(rec.points, point{at, m})
+			for _, k := range sortedKeys(m) {
+				if isState(k) && m[k] != states[k] {
+					if m[k] == 1 && len(rec.points) > 1 {
+						log(at, "router: %s", stateWords(k))
+					}
+					states[k] = m[k]
+				}
+			}
+		}
+		mu.Unlock()
+		sleep(ctx, 100*time.Millisecond)
+	}
+}
