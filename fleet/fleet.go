@@ -78,27 +78,27 @@ type Sample struct {
 
 // Work is what the core needs to know of one request.
 type Work struct {
-	Model     uint32   // interned model or adapter name
-	Tenant    uint32   // interned tenant
-	Class     uint8    // index into the pool's classes, 0 = most important
-	Needs     uint64   // abilities required (bits); a replica must have them all
-	Regions   uint64   // permitted regions (bits); 0 = any
-	Prompt    int      // prompt tokens (estimate)
-	MaxOut    int      // max_tokens asked, 0 = not given
-	Seqs      int      // sequences asked (n), at least 1
-	Out       float64  // expected output tokens per sequence; filled by admission
-	Blocks    []uint64 // chained prefix fingerprints, one per block of BlockTokens prompt tokens
-	Tokens    float64  // prompt tokens per entry of Blocks (estimate)
-	Arrived   float64  // when the request came
-	Deadline  float64  // when its answer is worth nothing any more; 0 = none
-	Bytes     int      // bytes held at the router while it waits
-	Exclude   [4]ID    // replicas already tried
-	Excluded  int      // how many of Exclude are set
-	Trial     bool     // may be used as trial traffic for a recovering replica
-	Whole     bool     // the answer comes in one piece: no first content event before its end
-	ASCII     int      // prompt bytes that are ASCII, 0 = not known (EstimatePrompt learns from them)
-	Other     int      // prompt bytes that are not
-	Prefer    [2]ID    // the consistent hash's first and second choice for a new prefix, 0 = none (ring)
+	Model    uint32   // interned model or adapter name
+	Tenant   uint32   // interned tenant
+	Class    uint8    // index into the pool's classes, 0 = most important
+	Needs    uint64   // abilities required (bits); a replica must have them all
+	Regions  uint64   // permitted regions (bits); 0 = any
+	Prompt   int      // prompt tokens (estimate)
+	MaxOut   int      // max_tokens asked, 0 = not given
+	Seqs     int      // sequences asked (n), at least 1
+	Out      float64  // expected output tokens per sequence; filled by admission
+	Blocks   []uint64 // chained prefix fingerprints, one per block of BlockTokens prompt tokens
+	Tokens   float64  // prompt tokens per entry of Blocks (estimate)
+	Arrived  float64  // when the request came
+	Deadline float64  // when its answer is worth nothing any more; 0 = none
+	Bytes    int      // bytes held at the router while it waits
+	Exclude  [4]ID    // replicas already tried
+	Excluded int      // how many of Exclude are set
+	Trial    bool     // may be used as trial traffic for a recovering replica
+	Whole    bool     // the answer comes in one piece: no first content event before its end
+	ASCII    int      // prompt bytes that are ASCII, 0 = not known (EstimatePrompt learns from them)
+	Other    int      // prompt bytes that are not
+	Prefer   [2]ID    // the consistent hash's first and second choice for a new prefix, 0 = none (ring)
 }
 
 // Excludes tells whether replica id was already tried.

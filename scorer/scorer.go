@@ -1,0 +1,158 @@
+// Package scorer predicts what a request would cost on each replica, in
+// seconds of somebody's waiting, and ranks the replicas by it. It carries the
+// other routers' policies too, as plain functions of the same view, so that
+// they can be compared.
+//
+// It is pure: no I/O, no clock, no random source, no allocation per decision.
+package scorer
+
+import (
+	"math"
+
+	"github.com/penstock/penstock/fleet"
+)
+
+// Params are the two weights of the cost, both without unit.
+type Params struct {
+	WTTFT float64 // how much a second before the first token counts against one after it; 5 to 20
+	WHarm float64 // how much a second of the others' waiting counts
+}
+
+// DefaultParams is the setting that was most robust over the scenario suite
+// (docs/policies.md).
+var DefaultParams = Params{WTTFT: 8, WHarm: 3}
+
+// Prediction is what a request would meet on one replica. Seconds, but for
+// Work and Memory.
+type Prediction struct {
+	TTFT    float64 // until its first token
+	Queue   float64 // the part of TTFT that the prefills before it take
+	Prefill float64 // the part of TTFT that its own prompt takes
+	Wait    float64 // the part of TTFT spent waiting for KV memory or a sequence slot
+	ITL     float64 // one decode step with this request in it
+	Own     float64 // its whole answer
+	Harm    float64 // delay put on all the others together
+	Cost    float64 // weighted sum; least wins
+	Work    float64 // prefill work in tokens, attention included (what the account is charged)
+	KVOver  float64 // KV tokens over capacity if it ran there now; 0 = it fits
+}
+
+// PrefillWork is the work of computing u prompt tokens behind hit cached ones,
+// in tokens of plain prefill: attention over a long context costs more than
+// its tokens.
+func PrefillWork(p *fleet.Profile, u, hit float64) float64 {
+	if p.PerPrefill <= 0 {
+		return u
+	}
+	return u + p.PerAttn*u*(hit+u/2)/p.PerPrefill
+}
+
+// Step is the predicted time of one decode step with n sequences and kv KV
+// tokens read, seconds.
+func Step(r *fleet.Replica, n, kv float64) float64 {
+	p := r.Profile
+	return r.ScaleDecode * (p.Base + p.PerSeq*n + p.PerKV*kv)
+}
+
+// Predict fills out for request w on replica r, of whose prompt hit tokens are
+// expected to be cached there.
+func Predict(now float64, r *fleet.Replica, w *fleet.Work, hit float64, par *Params, out *Prediction) {
+	p := r.Profile
+	requests := float64(r.Own.Requests + r.Peers.Requests + r.Other.Requests)
+	prefilling := float64(r.Own.Prefilling + r.Peers.Prefilling + r.Other.Prefilling)
+	queued := r.Own.PrefillTokens + r.Peers.PrefillTokens + r.Other.PrefillTokens
+	kv := r.Own.KVTokens + r.Peers.KVTokens + r.Other.KVTokens
+	toCome := r.Own.OutTokens + r.Peers.OutTokens + r.Other.OutTokens
+	last := max(r.Own.LastFirst, r.Peers.LastFirst)
+
+	seqs := float64(max(1, w.Seqs))
+	prompt := float64(w.Prompt)
+	answer := w.Out * seqs
+	u := max(1, prompt-hit)
+	work := PrefillWork(p, u, hit)
+
+	slots := float64(p.MaxSeqs)
+	n := requests - prefilling
+	waiting := 0.0
+	if slots > 0 && n > slots {
+		n, waiting = slots, n-slots
+	}
+	decode := Step(r, n, kv)
+	perPrefill := r.ScalePrefill * p.PerPrefill
+
+	// Time since the last first token is progress inside the prefill that runs
+	// now, and no more than that one request's share.
+	perToken := perPrefill
+	batch := float64(p.MaxBatched) - n
+	if p.MaxBatched > 0 && queued+work > batch {
+		batch = max(batch, 1)
+		perToken = perPrefill + decode/batch
+	}
+	if queued > 0 {
+		share := queued / max(1, prefilling)
+		if perToken > 0 {
+			queued -= min(share, max(0, now-last)/perToken)
+		}
+	}
+	out.Queue = queued * perToken
+	out.Prefill = work * perToken
+	steps := 0.5
+	if n > 0 {
+		steps = 1.5
+	} else if prefilling > 0 {
+		steps = 1
+	}
+
+	// Memory and sequence slots come free as decodes end.
+	out.KVOver = max(0, kv+prompt+answer-float64(p.KVTokens))
+	out.Wait = 0
+	if requests > 0 {
+		left := max(1, toCome/requests) // output tokens that one request still has to make
+		if out.KVOver > 0 && kv > 0 {
+			out.Wait = out.KVOver / kv * left * decode
+		}
+		if slots > 0 && requests+seqs > slots {
+			out.Wait = max(out.Wait, (waiting+prefilling+seqs)/slots*left*decode)
+		}
+	}
+	out.TTFT = r.Offset + steps*decode + out.Queue + out.Prefill + out.Wait
+	perSeq := r.ScaleDecode * p.PerSeq
+	perKV := r.ScaleDecode * p.PerKV
+	out.ITL = decode + perSeq*seqs + perKV*(prompt+w.Out/2)*seqs
+	decoding := w.Out * (decode + perSeq*seqs + perKV*prompt*seqs)
+	out.Own = out.TTFT + decoding
+	others := n + prefilling
+	out.Harm = work*perPrefill*others + answer*(perSeq+perKV*(prompt+w.Out/2))*others
+	out.Work = work
+	out.Cost = par.WTTFT*out.TTFT + decoding + par.WHarm*out.Harm
+}
+
+// Context is what a policy decides from. The caller owns and reuses it.
+type Context struct {
+	View *fleet.View
+	Work *fleet.Work
+	Cand []int32   // indices in View.Replicas that may take the request; policies choose among these only
+	Hits []float64 // by View index: prompt tokens expected in its prefix cache
+	Seed uint64    // a counter or hash, the only randomness a policy has
+	Par  Params
+}
+
+// load sums a replica's accounts without copying the rest of it.
+func load(r *fleet.Replica) (requests, prefill, kv float64) {
+	return float64(r.Own.Requests + r.Peers.Requests + r.Other.Requests),
+		r.Own.PrefillTokens + r.Peers.PrefillTokens + r.Other.PrefillTokens,
+		r.Own.KVTokens + r.Peers.KVTokens + r.Other.KVTokens
+}
+
+// PickWork is the default policy without admission: the least cost.
+func PickWork(c *Context) int {
+	best, cost := -1, math.Inf(1)
+	var pr Prediction
+	for _, i := range c.Cand {
+		Predict(c.View.Now, &c.View.Replicas[i], c.Work, c.Hits[i], &c.Par, &pr)
+		if pr.Cost < cost {
+			best, cost = int(i), pr.Cost
+		}
+	}
+	return best
+}
