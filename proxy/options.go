@@ -27,7 +27,7 @@ type Core interface {
 	Drain(now float64, id fleet.ID, on bool)
 	Admit(now float64, t *admission.Ticket) admission.Decision
 	First(now float64, t *admission.Ticket)
-	Tokens(now float64, t *admission.Ticket, n int)
+	Progress(now float64, t *admission.Ticket, tokens int)
 	Done(now float64, t *admission.Ticket, e admission.End)
 	Leave(now float64, t *admission.Ticket)
 	Observe(now float64, id fleet.ID, s fleet.Sample)
