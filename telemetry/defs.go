@@ -53,6 +53,17 @@ var (
 	PeerInterval = &Def{"penstock_peer_interval_seconds", Gauge, nil, "Time between two sends of this router's account; longer than configured when the bandwidth bound holds."}
 	BuildInfo    = &Def{"penstock_build_info", Gauge, []string{"version"}, "1, with the version as a label."}
 	ReloadTotal  = &Def{"penstock_config_reloads_total", Counter, []string{"result"}, "Configuration reloads by result: ok, refused."}
+	// Routes, tiers and services (issue: the degradation ladder).
+	RouteState      = &Def{"penstock_route_state", Gauge, []string{"route", "state"}, "1 for the state the route is in: PRIMARY_HEALTHY, DEGRADED_FALLBACK, RECOVERING_PROBE; else 0."}
+	RouteChanges    = &Def{"penstock_route_state_changes_total", Counter, []string{"route", "state"}, "Changes of a route into a state."}
+	TierAnswers     = &Def{"penstock_tier_answers_total", Counter, []string{"route", "tier"}, "Answers by the tier that gave them: 0, 1, 2, cached, static, 3, 4 (4 = refused honestly)."}
+	RecoveryStalled = &Def{"penstock_recovery_probe_stalled", Gauge, []string{"route"}, "1 while ALERT_RECOVERY_PROBE_STALLED holds: the route's primary is well for over 60 s and still has not its full share back."}
+	RetryStorms     = &Def{"penstock_retry_storms_total", Counter, nil, "Repeats refused with ERR_RETRY_STORM_DETECTED."}
+	RateLimited     = &Def{"penstock_rate_limited_total", Counter, []string{"limit"}, "Requests refused by a tenant's limit: rate, parallel."}
+	ServiceRequests = &Def{"penstock_service_requests_total", Counter, []string{"service", "result"}, "Requests to auxiliary services by result: ok, error, refused (breaker open or limit)."}
+	SpansDropped    = &Def{"penstock_spans_dropped_total", Counter, nil, "Spans that the collector did not take, or that found the queue full."}
+	CacheBytes      = &Def{"penstock_answer_cache_bytes", Gauge, nil, "Answers held for the cached tier."}
+	PanicMode       = &Def{"penstock_panic_picks_total", Counter, []string{"pool"}, "Placements made although every replica was ejected (fail-open)."}
 )
 
 // Defs lists the table in the order of docs/metrics.md. Every Def has to be in it.
@@ -60,4 +71,5 @@ var Defs = []*Def{Requests, Outcomes, Attempts, Failovers, Sheds, Cancellations,
 	ReplicaFlight, ReplicaPrefill, ReplicaKV, ReplicaState, ReplicaShare, ReplicaWaiting, ReplicaRunning, ReplicaKVUsage, Ejections,
 	TokensIn, TokensCached, TokensOut, TokensWasted, UsageEstimated, Integrity, TTFT, ITL, E2E, HoldTime, PredictRatio, ScalePrefill, ScaleDecode,
 	GoodRequests, ScrapeAge, Scrapes, ScrapeSeconds, Probes,
-	PeerDatagrams, PeerStreams, PeerBytes, PeerMembers, PeerShare, PeerDrift, PeerUnknown, PeerInterval, BuildInfo, ReloadTotal}
+	PeerDatagrams, PeerStreams, PeerBytes, PeerMembers, PeerShare, PeerDrift, PeerUnknown, PeerInterval, BuildInfo, ReloadTotal,
+	RouteState, RouteChanges, TierAnswers, RecoveryStalled, RetryStorms, RateLimited, ServiceRequests, SpansDropped, CacheBytes, PanicMode}
