@@ -1,0 +1,136 @@
+package config
+
+// Option describes one setting. Path is where it stands in the file; [] marks
+// an element of a list.
+type Option struct {
+	Path    string
+	Default string // as written in the file; "" = none
+	Doc     string // what it does and, for a default, why that
+	Pending bool   // known to the design, not honoured by this version: refused, never ignored
+	Live    bool   // a reload applies it; others need a restart
+}
+
+// Options is the table of all settings: defaults are taken from it, and
+// docs/configuration.md is generated from it. A test holds it and the fields
+// of Config together.
+var Options = []Option{
+	{Path: "listen", Default: ":8080", Doc: "Address of the public listener: the inference API, /healthz, /readyz."},
+	{Path: "admin", Default: "127.0.0.1:9090", Doc: "Address of the admin listener: /metrics, the console, /admin/v1/, /debug/pprof/. It asks for no credentials, so it is on the loopback unless you say otherwise. \"off\" = none."},
+
+	{Path: "pools[].name", Doc: "The pool's name, in metrics, logs and tiers. Required, unique."},
+	{Path: "pools[].models", Live: true, Doc: "Model names that the pool serves. Asked from the replicas when left out."},
+	{Path: "pools[].aliases", Live: true, Doc: "Further names by which clients may ask; the name is rewritten to the pool's first model. A list, or a mapping from alias to model."},
+	{Path: "pools[].replicas.static", Live: true, Doc: "Replica URLs: the server's root (http://host:8000), without /v1. A base path is kept. host:port alone means http."},
+	{Path: "pools[].replicas.file", Doc: "A file in Prometheus file_sd format (JSON or YAML), watched: targets are host:port, the labels __scheme__ and __metrics_path__ are not used."},
+	{Path: "pools[].replicas.http", Doc: "URL of a Prometheus http_sd endpoint, asked every 15 s."},
+	{Path: "pools[].replicas.dns.name", Doc: "A DNS name whose addresses are the replicas, asked again every 15 s."},
+	{Path: "pools[].replicas.dns.type", Default: "A", Doc: "Record type: A, AAAA or SRV."},
+	{Path: "pools[].replicas.dns.port", Default: "8000", Doc: "Port of each replica (vLLM's default); SRV records bring their own."},
+	{Path: "pools[].replicas.kubernetes", Pending: true, Doc: "EndpointSlices of a service: {namespace, service}. Until then use dns with the headless service's name."},
+	{Path: "pools[].labels", Doc: "Labels of all its replicas. region is used by routes, domain is the failure domain."},
+	{Path: "pools[].profile.name", Doc: "Cost model of the replicas: a name from the profile table (profile: NAME), or coefficients. Left out: a generic one, corrected by what is learned from answers."},
+	{Path: "pools[].profile.base", Doc: "Time of one engine step whatever is in it, as 6.4ms."},
+	{Path: "pools[].profile.per_prefill", Doc: "Time per prompt token computed, as 16.8us."},
+	{Path: "pools[].profile.per_seq", Doc: "Time per decoding sequence in a step, as 11.3us."},
+	{Path: "pools[].profile.per_kv", Doc: "Time per KV token read in a step, as 42ns."},
+	{Path: "pools[].profile.per_attn", Doc: "Time per pair of chunk token and context token, as 1.84ns."},
+	{Path: "pools[].profile.kv_tokens", Doc: "KV-cache capacity of one replica, tokens. The scraped size, where a replica tells it, is used instead."},
+	{Path: "pools[].profile.max_seqs", Default: "256", Doc: "Most sequences running at once (vLLM's --max-num-seqs)."},
+	{Path: "pools[].profile.max_batched", Default: "8192", Doc: "Most tokens in one step (vLLM's --max-num-batched-tokens)."},
+	{Path: "pools[].profile.block_tokens", Default: "16", Doc: "Tokens in one KV block (vLLM's default on CUDA). The scraped size is used instead where a replica tells it."},
+	{Path: "pools[].profile.max_model_len", Default: "0", Doc: "Longest prompt + output that a replica takes, tokens; 0 = as it says itself."},
+	{Path: "pools[].headroom", Default: "0%", Doc: "Share of token-work kept free for the first class: n-1 (what the loss of the largest replica would need) or a share. 0% by default: with one class there is nobody to keep it for."},
+	{Path: "pools[].objective.ttft", Default: "500ms", Doc: "Time to first token that a request should get; one that no replica can give it is held at the router. The value of the usual interactive objective."},
+	{Path: "pools[].objective.ttft_per_1k", Default: "120ms", Doc: "Added to ttft for each 1,000 prompt tokens: a long prompt cannot begin as soon as a short one."},
+	{Path: "pools[].objective.itl", Default: "50ms", Doc: "Gap between two tokens that a request should get (20 tokens a second, faster than people read)."},
+	{Path: "pools[].api_key", Doc: "Key sent to the replicas as Authorization: Bearer. Prefer api_key_file, or ${NAME} from the environment. api_key_file: PATH reads it from a file."},
+	{Path: "pools[].policy", Doc: "How a replica is chosen. Left out: the work-aware cost model. `penstock version` lists the names; the others are there to compare."},
+	{Path: "pools[].shadow", Doc: "A second policy that decides too and is counted, and does not act."},
+	{Path: "pools[].concurrency", Default: "0", Doc: "Most requests of this router at one replica; 0 = no cap but what the objective, KV cache and max_seqs allow."},
+
+	{Path: "classes[].name", Doc: "The class's name, as in X-Request-Class. The first class is the most important. Without classes there is one, named standard."},
+	{Path: "classes[].wait", Default: "10s", Doc: "How long a request may be held at the router before it is shed. 0s = never held."},
+	{Path: "classes[].deadline", Default: "5m", Doc: "Deadline of a request that names none; covers waiting, every attempt and the answer."},
+	{Path: "classes[].default", Default: "false", Doc: "Class of requests that ask for none. Without it: the one named standard, else the first."},
+	{Path: "classes[].objective.ttft", Default: "500ms", Doc: "As pools[].objective.ttft, for this class."},
+	{Path: "classes[].objective.ttft_per_1k", Default: "120ms", Doc: "As pools[].objective.ttft_per_1k, for this class."},
+	{Path: "classes[].objective.itl", Default: "50ms", Doc: "As pools[].objective.itl, for this class."},
+	{Path: "classes[].defer", Default: "false", Pending: true, Doc: "Requests that cannot be placed become durable jobs."},
+
+	{Path: "routes[].model", Pending: true, Doc: "The model or alias whose ladder this is."},
+	{Path: "routes[].budget", Default: "1s", Doc: "Time until an answer begins, whole ladder included."},
+	{Path: "routes[].regions", Doc: "Regions (pools' label region) that may serve it; none = all."},
+	{Path: "routes[].tiers[].pool", Doc: "Tier: this pool."},
+	{Path: "routes[].tiers[].validate.prompts", Doc: "File with prompts and checks that the fallback pool has to pass."},
+	{Path: "routes[].tiers[].validate.pass", Default: "95%", Doc: "Share of the checks that has to pass."},
+	{Path: "routes[].tiers[].validate.every", Default: "12h", Doc: "How often the validation has to be repeated; over 24 h the tier is not used."},
+	{Path: "routes[].tiers[].reduce.max_tokens", Doc: "Tier: the pool before it with at most so many output tokens."},
+	{Path: "routes[].tiers[].cached.scope", Default: "tenant", Doc: "Tier: an earlier answer to the very same request, of the same tenant, or shared."},
+	{Path: "routes[].tiers[].cached.staleness", Default: "4h", Doc: "Oldest answer used; at most 4h for a tenant's own, 24h for shared."},
+	{Path: "routes[].tiers[].static.file", Doc: "Tier: a fixed answer, read at load."},
+	{Path: "routes[].tiers[].defer", Default: "false", Doc: "Tier: a durable job, answered 202."},
+
+	{Path: "attempts.per_request", Default: "2", Doc: "Most attempts of one request that reach a replica. One repeat hides a single fault; more multiply an outage."},
+	{Path: "attempts.budget", Default: "20%", Doc: "Most attempts beyond the first, as a share of the pool's requests over the last 10 s. Keeps an outage from doubling the load."},
+	{Path: "attempts.min_per_second", Default: "3", Doc: "Repeats per second allowed whatever the share says, for quiet pools."},
+
+	{Path: "limits.max_body", Default: "32MiB", Doc: "Largest request body; over it 413. Room for a few images in base64."},
+	{Path: "limits.max_header", Default: "16KiB", Doc: "Largest request head, and replica's answer head; over it 431. vLLM itself takes 64 KiB; 16 KiB leaves room for long JWTs."},
+	{Path: "limits.max_in_flight", Default: "65536", Doc: "Requests inside the router, held ones included; over it 503 concurrency_limit."},
+	{Path: "limits.max_connections", Default: "262144", Doc: "Client connections; over it new ones are closed. The process's limit of open files may be lower: see LimitNOFILE in deploy/penstock.service."},
+	{Path: "limits.buffer_answer", Default: "1MiB", Doc: "How much of an answer that is not a stream is held back until it is whole, so that a replica's death in it can still fail over."},
+	{Path: "limits.held_requests", Default: "5000", Doc: "Most requests held per pool; over it the least important, newest first, are shed."},
+	{Path: "limits.held_bytes", Default: "256MiB", Doc: "Most bytes of request bodies held per pool; over it as held_requests."},
+
+	{Path: "timeouts.header", Default: "10s", Doc: "Reading a request's head, or the next part of a slow body."},
+	{Path: "timeouts.body", Default: "60s", Doc: "Reading a request's body in all."},
+	{Path: "timeouts.idle", Default: "75s", Doc: "An idle client connection is closed (nginx's keepalive_timeout)."},
+	{Path: "timeouts.write", Default: "30s", Doc: "One write to a client that does not read."},
+	{Path: "timeouts.connect", Default: "2s", Doc: "Connecting to a replica."},
+	{Path: "timeouts.first_token", Default: "10s", Doc: "Wait for an attempt's first content before another replica is tried; at least four times the predicted TTFT, never past the request's deadline. The status 200 alone proves nothing: vLLM sends it before it queues."},
+	{Path: "timeouts.answer", Default: "0s", Doc: "first_token for answers that come in one piece, which begin only when all tokens are made. 0s = the request's deadline."},
+	{Path: "timeouts.stall", Default: "60s", Doc: "A stream that began and brought no byte for so long is ended with an error event."},
+	{Path: "timeouts.upstream_idle", Default: "3s", Doc: "How long an idle connection to a replica is used again; vLLM closes idle ones after exactly 5 s."},
+	{Path: "timeouts.drain_delay", Default: "5s", Doc: "After SIGTERM: time that /readyz says 503 while new requests are still served, so that the balancer notices first. Its health interval decides."},
+	{Path: "timeouts.drain_timeout", Default: "2m", Doc: "After drain_delay: time that running answers get to finish. It leaves early when all are done."},
+
+	{Path: "scrape.interval", Default: "250ms", Doc: "Time between two readings of a replica's /metrics, spread by a hash of its name. Own accounts lead, so a longer one costs little; a shorter one burdens vLLM, whose page takes 18 ms and up."},
+	{Path: "scrape.timeout", Default: "1s", Doc: "One reading; a loaded vLLM took up to 374 ms."},
+	{Path: "scrape.max_page", Default: "4MiB", Doc: "Largest page read; a real one has 50 to 75 KB."},
+
+	{Path: "health.probe_interval", Default: "1s", Doc: "Time between two GET /health."},
+	{Path: "health.probe_timeout", Default: "2s", Doc: "One probe."},
+	{Path: "health.hang_after", Default: "5s", Doc: "A replica with outstanding work that brings no byte and moves no counter for so long is taken as hung; its /health keeps saying 200."},
+
+	{Path: "tenants.header", Default: "X-Sandbox-ID", Doc: "Request header with the tenant's sandbox, echoed on every answer."},
+	{Path: "tenants.keys_file", Pending: true, Doc: "Hashed API keys → tenant, class, models, limits."},
+	{Path: "tenants.jwt", Pending: true, Doc: "JWT issuer, keys, audience and tenant claim."},
+	{Path: "tenants.limits", Pending: true, Doc: "Rate, burst, tokens and parallel requests of a tenant."},
+	{Path: "tenants.store", Pending: true, Doc: "Where budgets are kept: memory or redis://."},
+
+	{Path: "forward.client_auth", Default: "false", Doc: "Send the client's own Authorization and x-api-key on to replicas that have no api_key. Off: a client's credentials never leave the router unasked."},
+	{Path: "forward.trust_forwarded_for", Default: "false", Doc: "Append to the X-Forwarded-For that came, instead of replacing it. Only behind a proxy of your own: anyone can write the header."},
+	{Path: "forward.show_replica", Default: "false", Doc: "Add X-Penstock-Replica with the replica's name to answers. Off: clients need not know the fleet."},
+
+	{Path: "tls.cert_file", Doc: "Certificate chain (PEM) of the public listener; read again on reload. Left out: plain HTTP."},
+	{Path: "tls.key_file", Doc: "Its private key (PEM)."},
+
+	{Path: "log.level", Default: "info", Live: true, Doc: "debug, info, warn or error. No level logs prompts, answers or keys."},
+	{Path: "log.format", Default: "json", Doc: "json or console."},
+
+	{Path: "services", Pending: true, Doc: "Path prefixes passed to plain HTTP services."},
+	{Path: "peers", Pending: true, Doc: "The other routers."},
+	{Path: "deferral", Pending: true, Doc: "Durable jobs."},
+	{Path: "audit", Pending: true, Doc: "The audit chain."},
+	{Path: "tracing", Pending: true, Doc: "OTLP traces."},
+}
+
+// option returns the table's row for a schema path.
+func option(path string) *Option {
+	for i := range Options {
+		if Options[i].Path == path {
+			return &Options[i]
+		}
+	}
+	return nil
+}

@@ -1,0 +1,115 @@
+package config
+
+import (
+	"fmt"
+	"slices"
+	"time"
+)
+
+// routes checks the ladders: what a tier names must exist.
+func (v *validator) routes() {
+	c := v.c
+	pools := map[string]*Pool{}
+	names := []string{}
+	regions := map[string]bool{}
+	known := map[string]bool{}
+	asked := false // some pool's models are asked from its replicas
+	for i := range c.Pools {
+		p := &c.Pools[i]
+		pools[p.Name] = p
+		names = append(names, p.Name)
+		regions[p.Labels["region"]] = true
+		asked = asked || len(p.Models) == 0
+		for _, m := range p.Models {
+			known[m] = true
+		}
+		for _, a := range p.Aliases {
+			known[a.Name] = true
+		}
+	}
+	seen := map[string]int{}
+	for i := range c.Routes {
+		r, key := &c.Routes[i], fmt.Sprintf("routes[%d]", i)
+		switch {
+		case r.Model == "":
+			v.fail(key+".model", "is required")
+		case seen[r.Model] > 0:
+			v.fail(key+".model", "%q has a route already, routes[%d]", r.Model, seen[r.Model]-1)
+		case !known[r.Model] && !asked:
+			v.fail(key+".model", "no pool has a model or alias %q", r.Model)
+		}
+		seen[r.Model] = i + 1
+		if r.Budget < time.Millisecond || r.Budget > time.Hour {
+			v.fail(key+".budget", "%s is not from 1ms to 1h", r.Budget)
+		}
+		for j, region := range r.Regions {
+			if !regions[region] {
+				v.fail(fmt.Sprintf("%s.regions[%d]", key, j), "no pool has the label region: %s, so nothing could be sent there", region)
+			}
+		}
+		if len(r.Tiers) == 0 {
+			v.fail(key+".tiers", "a route needs at least one tier; nothing is implied")
+		}
+		for j := range r.Tiers {
+			v.tier(r, j, fmt.Sprintf("%s.tiers[%d]", key, j), pools, names)
+		}
+	}
+}
+
+func (v *validator) tier(r *Route, j int, key string, pools map[string]*Pool, names []string) {
+	t := &r.Tiers[j]
+	kinds := 0
+	for _, is := range []bool{t.Pool != "", t.Reduce != nil, t.Cached != nil, t.Static != nil, t.Defer} {
+		if is {
+			kinds++
+		}
+	}
+	if kinds != 1 {
+		if !v.badUnder(key) {
+			v.fail(key, "a tier is exactly one of pool, reduce, cached, static and defer")
+		}
+		return
+	}
+	switch {
+	case t.Pool != "":
+		if p := pools[t.Pool]; p == nil {
+			v.oneOf(key+".pool", t.Pool, names)
+		} else if len(r.Regions) > 0 && p.Labels["region"] != "" && !slices.Contains(r.Regions, p.Labels["region"]) {
+			v.fail(key+".pool", "pool %q is in region %s, which the route does not permit", t.Pool, p.Labels["region"])
+		}
+		for k := range j {
+			if r.Tiers[k].Pool == t.Pool {
+				v.fail(key+".pool", "pool %q is an earlier tier already", t.Pool)
+			}
+		}
+	case t.Reduce != nil:
+		if j == 0 || (r.Tiers[j-1].Pool == "") {
+			v.fail(key+".reduce", "asks less of the pool before it, and there is none")
+		}
+		if t.Reduce.MaxTokens < 1 {
+			v.fail(key+".reduce.max_tokens", "must be at least 1")
+		}
+	case t.Cached != nil:
+		v.oneOf(key+".cached.scope", t.Cached.Scope, []string{"tenant", "shared"})
+		ceiling := 4 * time.Hour
+		if t.Cached.Scope == "shared" {
+			ceiling = 24 * time.Hour
+		}
+		if t.Cached.Staleness <= 0 || t.Cached.Staleness > ceiling {
+			v.fail(key+".cached.staleness", "%s is not over 0s and at most %s (scope %s)", t.Cached.Staleness, ceiling, t.Cached.Scope)
+		}
+	case t.Static != nil && t.Static.File == "":
+		v.fail(key+".static.file", "is required")
+	}
+	if t.Validate != nil {
+		if t.Pool == "" {
+			v.fail(key+".validate", "belongs to a pool tier")
+		}
+		if t.Validate.Prompts == "" {
+			v.fail(key+".validate.prompts", "is required")
+		}
+		if t.Validate.Every <= 0 || t.Validate.Every > 24*time.Hour {
+			v.fail(key+".validate.every", "%s is not over 0s and at most 24h, after which the tier is not used", t.Validate.Every)
+		}
+	}
+}

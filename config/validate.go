@@ -1,0 +1,401 @@
+package config
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+)
+
+// validator checks what a single value cannot show, and normalises. It goes
+// on after each problem, so that all are told at once.
+type validator struct {
+	c      *Config
+	source Source
+	errs   Errors
+	bad    map[string]bool // keys already complained about
+}
+
+// line is that of key, or of the nearest thing around it that is in the file.
+func (v *validator) line(key string) int {
+	for {
+		if l := v.c.lines[key]; l > 0 {
+			return l
+		}
+		i := strings.LastIndexAny(key, ".[")
+		if i < 0 {
+			return v.c.lines[""]
+		}
+		key = key[:i]
+	}
+}
+
+func (v *validator) fail(key, format string, args ...any) {
+	if v.bad[key] {
+		return
+	}
+	v.bad[key] = true
+	p := Problem{Source: v.c.File, Line: v.line(key), Key: key, Msg: fmt.Sprintf(format, args...)}
+	if v.c.File == "" || v.c.lines[key] == 0 {
+		// Not from the file: name the flag or variable that may have set it.
+		if p.Line = v.line(key); v.c.File == "" {
+			p.Source, p.Line = "flags and environment", 0
+		}
+	}
+	v.errs = append(v.errs, p)
+}
+
+func (v *validator) warn(format string, args ...any) {
+	v.c.Warnings = append(v.c.Warnings, fmt.Sprintf(format, args...))
+}
+
+func (v *validator) all() {
+	c := v.c
+	v.addresses()
+	v.pools()
+	v.classes()
+	v.routes()
+	if c.Attempts.PerRequest < 1 || c.Attempts.PerRequest > 5 {
+		v.fail("attempts.per_request", "%d is not from 1 to 5", c.Attempts.PerRequest)
+	}
+	v.limits()
+	v.times()
+	if c.Tenants.Header == "" || !headerName.MatchString(c.Tenants.Header) {
+		v.fail("tenants.header", "%q is not a header name", c.Tenants.Header)
+	}
+	v.oneOf("log.level", c.Log.Level, []string{"debug", "info", "warn", "error"})
+	v.oneOf("log.format", c.Log.Format, []string{"json", "console"})
+	v.tls()
+}
+
+var (
+	headerName = regexp.MustCompile("^[A-Za-z0-9!#$%&'*+.^_`|~-]{1,64}$")
+	plainName  = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$`)
+	labelName  = regexp.MustCompile(`^[a-zA-Z_][a-zA-Z0-9_]*$`)
+)
+
+func (v *validator) addresses() {
+	c := v.c
+	if err := listenAddr(c.Listen); err != nil {
+		v.fail("listen", "%s", err)
+	}
+	if c.Admin == "off" {
+		return
+	}
+	if err := listenAddr(c.Admin); err != nil {
+		v.fail("admin", "%s, or off", err)
+	} else if c.Admin == c.Listen && !strings.HasSuffix(c.Admin, ":0") {
+		v.fail("admin", "%s is the public listener's address too", c.Admin)
+	}
+}
+
+func (v *validator) oneOf(key, val string, known []string) {
+	if slices.Contains(known, val) {
+		return
+	}
+	if near := nearest(val, known); near != "" {
+		v.fail(key, "%q is unknown; did you mean %q?", val, near)
+		return
+	}
+	v.fail(key, "%q is unknown; known: %s", val, strings.Join(known, ", "))
+}
+
+func (v *validator) pools() {
+	c := v.c
+	if len(c.Pools) == 0 {
+		if !v.bad["pools"] {
+			v.fail("pools", "there are no replicas: give --replica URL, or pools in the file")
+		}
+		return
+	}
+	names := map[string]string{}  // pool name -> key
+	urls := map[string]string{}   // replica URL -> key
+	models := map[string]string{} // model or alias -> pool name
+	for i := range c.Pools {
+		p, key := &c.Pools[i], fmt.Sprintf("pools[%d]", i)
+		v.name(key+".name", p.Name, names)
+		v.pool(p, key, urls)
+		for j, m := range p.Models {
+			k := fmt.Sprintf("%s.models[%d]", key, j)
+			if m == "" {
+				v.fail(k, "is empty")
+			} else if slices.Contains(p.Models[:j], m) {
+				v.fail(k, "%q is in the list twice", m)
+			} else if models[m] == "" {
+				models[m] = p.Name
+			}
+		}
+	}
+	v.aliasNames(models)
+}
+
+// aliasNames checks that an alias is not a model's name, nor another alias.
+func (v *validator) aliasNames(models map[string]string) {
+	taken := map[string]string{}
+	for i := range v.c.Pools {
+		p := &v.c.Pools[i]
+		for j, a := range p.Aliases {
+			key := fmt.Sprintf("pools[%d].aliases[%d]", i, j)
+			if v.c.lines[fmt.Sprintf("pools[%d].aliases.%s", i, a.Name)] > 0 {
+				key = fmt.Sprintf("pools[%d].aliases.%s", i, a.Name)
+			}
+			switch {
+			case a.Name == "":
+				v.fail(key, "is empty")
+			case models[a.Name] != "":
+				v.fail(key, "alias %q is the name of a model of pool %q", a.Name, models[a.Name])
+			case taken[a.Name] != "":
+				v.fail(key, "alias %q is taken by pool %q", a.Name, taken[a.Name])
+			case a.Model != "" && len(p.Models) > 0 && !slices.Contains(p.Models, a.Model):
+				v.fail(key, "model %q is not one of the pool's models (%s)", a.Model, strings.Join(p.Models, ", "))
+			default:
+				taken[a.Name] = p.Name
+			}
+		}
+	}
+}
+
+func (v *validator) name(key, name string, taken map[string]string) {
+	switch {
+	case name == "":
+		v.fail(key, "is required")
+	case !plainName.MatchString(name):
+		v.fail(key, "%q is not a name: letters, digits, . _ - (at most 64)", name)
+	case taken[name] != "":
+		v.fail(key, "%q is already the name of %s", name, taken[name])
+	default:
+		taken[name] = strings.TrimSuffix(key, ".name")
+	}
+}
+
+func (v *validator) pool(p *Pool, key string, urls map[string]string) {
+	r := &p.Replicas
+	if r.Empty() && !v.badUnder(key+".replicas") {
+		v.fail(key+".replicas", "pool %q has no replicas: give static, file, http or dns", p.Name)
+	}
+	for j, raw := range r.Static {
+		k := fmt.Sprintf("%s.replicas.static[%d]", key, j)
+		u, err := ReplicaURL(raw)
+		switch {
+		case v.bad[k]:
+		case err != nil:
+			v.fail(k, "%s", err)
+		case urls[u] != "":
+			v.fail(k, "replica %s is already in %s", u, urls[u])
+		default:
+			urls[u] = k
+			r.Static[j] = u
+		}
+	}
+	if r.HTTP != "" && !strings.HasPrefix(r.HTTP, "http://") && !strings.HasPrefix(r.HTTP, "https://") {
+		v.fail(key+".replicas.http", "%q is not an http:// or https:// URL", r.HTTP)
+	}
+	if r.DNS != nil {
+		r.DNS.Type = strings.ToUpper(r.DNS.Type)
+		v.oneOf(key+".replicas.dns.type", r.DNS.Type, []string{"A", "AAAA", "SRV"})
+		if r.DNS.Name == "" {
+			v.fail(key+".replicas.dns.name", "is required")
+		}
+		if r.DNS.Port < 1 || r.DNS.Port > 65535 {
+			v.fail(key+".replicas.dns.port", "%d is not from 1 to 65535", r.DNS.Port)
+		}
+	}
+	for name := range p.Labels {
+		if !labelName.MatchString(name) {
+			v.fail(key+".labels."+name, "%q is not a label name: letters, digits and _", name)
+		}
+	}
+	v.policy(key+".policy", p.Policy)
+	v.policy(key+".shadow", p.Shadow)
+	if p.Shadow != "" && p.Shadow == p.Policy {
+		v.fail(key+".shadow", "%q is the policy itself", p.Shadow)
+	}
+	if p.Headroom.NMinus1 && r.File == "" && r.HTTP == "" && r.DNS == nil && len(r.Static) == 1 {
+		v.fail(key+".headroom", "n-1 keeps the work of one replica free, and pool %q has one", p.Name)
+	}
+	v.profile(p.Profile, key+".profile")
+	v.objective(&p.Objective, key+".objective")
+}
+
+func (v *validator) badUnder(key string) bool {
+	for k := range v.bad {
+		if strings.HasPrefix(k, key) {
+			return true
+		}
+	}
+	return false
+}
+
+func (v *validator) policy(key, name string) {
+	if name != "" && len(v.source.Policies) > 0 {
+		v.oneOf(key, name, v.source.Policies)
+	}
+}
+
+func (v *validator) objective(o *Objective, key string) {
+	if o.TTFT <= 0 {
+		v.fail(key+".ttft", "must be over 0s")
+	}
+	if o.ITL <= 0 {
+		v.fail(key+".itl", "must be over 0s")
+	}
+}
+
+func (v *validator) profile(p *Profile, key string) {
+	if p == nil {
+		return
+	}
+	if !p.Inline() {
+		if p.Name == "" {
+			v.fail(key, "needs a name, or base, per_prefill, per_seq, per_kv and kv_tokens")
+		} else if len(v.source.Profiles) > 0 {
+			v.oneOf(key, p.Name, v.source.Profiles)
+		}
+		return
+	}
+	for _, f := range []struct {
+		key string
+		ok  bool
+	}{{"base", p.Base > 0 && p.Base < 10}, {"per_prefill", p.PerPrefill > 0 && p.PerPrefill < 0.1}, {"per_seq", p.PerSeq >= 0 && p.PerSeq < 0.1},
+		{"per_kv", p.PerKV >= 0 && p.PerKV < 0.001}, {"per_attn", p.PerAttn >= 0 && p.PerAttn < 0.001}, {"kv_tokens", p.KVTokens >= 256},
+		{"max_seqs", p.MaxSeqs >= 1}, {"max_batched", p.MaxBatched >= 16}, {"block_tokens", p.BlockTokens >= 1 && p.BlockTokens <= 4096}} {
+		if !f.ok {
+			v.fail(key+"."+f.key, "is missing or cannot be true of a replica; see docs/configuration.md for the unit")
+		}
+	}
+}
+
+func (v *validator) classes() {
+	c := v.c
+	if len(c.Classes) > 16 {
+		v.fail("classes", "%d classes; at most 16", len(c.Classes))
+	}
+	names := map[string]string{}
+	def := ""
+	for i := range c.Classes {
+		k, key := &c.Classes[i], fmt.Sprintf("classes[%d]", i)
+		v.name(key+".name", k.Name, names)
+		if k.Deadline <= 0 {
+			v.fail(key+".deadline", "must be over 0s")
+		} else if k.Wait > k.Deadline {
+			v.fail(key+".wait", "%s is longer than the class's deadline %s", k.Wait, k.Deadline)
+		}
+		if k.Default && def != "" {
+			v.fail(key+".default", "%s is the default class already", def)
+		} else if k.Default {
+			def = key
+		}
+		if k.Objective != nil {
+			v.objective(k.Objective, key+".objective")
+		}
+	}
+	if len(c.Classes) == 0 {
+		c.Classes = []Class{{Name: "standard", Wait: 10 * time.Second, Deadline: 5 * time.Minute}}
+	}
+}
+
+// DefaultClass is the index of the class of requests that ask for none.
+func (c *Config) DefaultClass() int {
+	for i := range c.Classes {
+		if c.Classes[i].Default {
+			return i
+		}
+	}
+	for i := range c.Classes {
+		if c.Classes[i].Name == "standard" {
+			return i
+		}
+	}
+	return 0
+}
+
+func (v *validator) limits() {
+	l := &v.c.Limits
+	for _, f := range []struct {
+		key      string
+		val      Size
+		min, max Size
+	}{{"max_body", l.MaxBody, 1 << 10, 4 << 30}, {"max_header", l.MaxHeader, 4 << 10, 1 << 20},
+		{"buffer_answer", l.BufferAnswer, 0, 1 << 30}, {"held_bytes", l.HeldBytes, 1 << 10, 1 << 40}} {
+		if f.val < f.min || f.val > f.max {
+			v.fail("limits."+f.key, "must be from %s to %s", f.min, f.max)
+		}
+	}
+	for _, f := range []struct {
+		key string
+		val int
+	}{{"max_in_flight", l.MaxInFlight}, {"max_connections", l.MaxConnections}, {"held_requests", l.HeldRequests}} {
+		if f.val < 1 {
+			v.fail("limits."+f.key, "must be at least 1")
+		}
+	}
+}
+
+func (v *validator) times() {
+	t, s, h := &v.c.Timeouts, &v.c.Scrape, &v.c.Health
+	for _, f := range []struct {
+		key      string
+		val      time.Duration
+		min, max time.Duration
+	}{{"timeouts.header", t.Header, 100 * time.Millisecond, time.Hour}, {"timeouts.body", t.Body, 100 * time.Millisecond, 24 * time.Hour},
+		{"timeouts.idle", t.Idle, 100 * time.Millisecond, 24 * time.Hour}, {"timeouts.write", t.Write, 100 * time.Millisecond, time.Hour},
+		{"timeouts.connect", t.Connect, 10 * time.Millisecond, time.Minute}, {"timeouts.first_token", t.FirstToken, 10 * time.Millisecond, 24 * time.Hour},
+		{"timeouts.answer", t.Answer, 0, 24 * time.Hour}, {"timeouts.stall", t.Stall, 100 * time.Millisecond, 24 * time.Hour},
+		{"timeouts.upstream_idle", t.UpstreamIdle, 10 * time.Millisecond, time.Hour}, {"timeouts.drain_delay", t.DrainDelay, 0, time.Hour},
+		{"timeouts.drain_timeout", t.DrainTimeout, 0, 24 * time.Hour}, {"scrape.interval", s.Interval, 20 * time.Millisecond, time.Minute},
+		{"scrape.timeout", s.Timeout, 10 * time.Millisecond, time.Minute}, {"health.probe_interval", h.ProbeInterval, 50 * time.Millisecond, time.Minute},
+		{"health.probe_timeout", h.ProbeTimeout, 10 * time.Millisecond, time.Minute}, {"health.hang_after", h.HangAfter, 500 * time.Millisecond, time.Hour}} {
+		if f.val < f.min || f.val > f.max {
+			v.fail(f.key, "%s is not from %s to %s", f.val, f.min, f.max)
+		}
+	}
+	if t.UpstreamIdle >= 5*time.Second {
+		v.warn("timeouts.upstream_idle is %s: vLLM closes idle connections after 5 s, so requests may meet closed ones", t.UpstreamIdle)
+	}
+	if s.MaxPage < 64<<10 {
+		v.fail("scrape.max_page", "must be at least 64KiB, a real page has up to 75 KB")
+	}
+}
+
+func (v *validator) tls() {
+	t := &v.c.TLS
+	if (t.CertFile == "") != (t.KeyFile == "") {
+		v.fail("tls", "cert_file and key_file belong together")
+		return
+	}
+	for _, f := range []struct {
+		key  string
+		path *string
+	}{{"tls.cert_file", &t.CertFile}, {"tls.key_file", &t.KeyFile}} {
+		if *f.path == "" {
+			continue
+		}
+		*f.path = v.c.Path(*f.path)
+		if _, err := os.Stat(*f.path); err != nil {
+			v.fail(f.key, "%s", err)
+		}
+	}
+}
+
+// Path resolves a path of the file: relative ones start at the file's folder.
+func (c *Config) Path(p string) string {
+	if p == "" || filepath.IsAbs(p) || c.File == "" {
+		return p
+	}
+	return filepath.Join(filepath.Dir(c.File), p)
+}
+
+func (s Size) String() string {
+	for _, u := range []struct {
+		n    Size
+		name string
+	}{{1 << 30, "GiB"}, {1 << 20, "MiB"}, {1 << 10, "KiB"}} {
+		if s >= u.n && s%u.n == 0 {
+			return fmt.Sprintf("%d%s", s/u.n, u.name)
+		}
+	}
+	return fmt.Sprintf("%dB", int64(s))
+}
