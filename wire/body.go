@@ -1,0 +1,504 @@
+package wire
+
+import (
+	"crypto/sha256"
+	"strconv"
+
+	"github.com/zeebo/xxh3"
+)
+
+// Body is what one look at a request body found. It is reused: Scan resets
+// it. It keeps offsets and copied strings, never a slice of the body.
+type Body struct {
+	// Resolve, when set, maps an asked model name to the served one before it
+	// seeds the fingerprints, so that an alias and its model share them. Scan
+	// leaves it as it is.
+	Resolve func(model string) string
+
+	Kind      Kind
+	Multipart bool // form data: the model's span is bare, without quotes
+
+	Model                string // decoded value, never empty after a good Scan
+	ModelStart, ModelEnd int    // span of the value, quotes included
+
+	Stream       bool
+	IncludeUsage bool // stream_options.include_usage
+
+	// MaxOut is the output bound that applies: max_completion_tokens before
+	// max_tokens, max_output_tokens on /v1/responses. 0 = not given.
+	MaxOut                 int
+	MaxOutStart, MaxOutEnd int // span of the number; equal when not given
+	MinOut                 int // min_tokens, 0 = not given
+	IgnoreEOS              bool
+	N                      int // "n", at least 1
+	Prompts                int // prompts in the body (a list of them on completions, embeddings), at least 1
+	ZeroTemperature        bool
+	ServiceTier            string
+
+	HasTools, HasImages, HasAudio, HasVideo bool
+	MediaParts, MediaBytes                  int // content parts that are media, and their bytes in the body
+
+	ASCII, Other int // prompt bytes, decoded: ASCII, and bytes of other characters
+	TokenIDs     int // prompt tokens that came as ids; not in ASCII or Other
+
+	Blocks     []uint64 // chained fingerprints, one per BlockBytes of the canonical prompt
+	BlockBytes int
+	CanonBytes int // length of the canonical prompt
+
+	open    int // index behind the root's '{'
+	seen    uint32
+	spans   [promptSlots]span
+	chain   chain
+	scratch []byte
+	names   [8]string // copies of the last models and tiers: no allocation for a name seen before
+	nextN   int
+}
+
+type span struct{ start, end int }
+
+// The parts of the prompt, in the order in which they are fingerprinted,
+// wherever they stand in the body.
+const (
+	slotTools = iota
+	slotSystem
+	slotMain
+	slotMore
+	slotSalt
+	promptSlots
+)
+
+// keys that must not be there twice, because two readers may take different ones
+const (
+	seenModel = 1 << iota
+	seenStream
+	seenMaxTokens
+	seenMaxCompletion
+	seenMaxOutput
+	seenOptions
+	seenN
+)
+
+func (b *Body) reset(k Kind) {
+	*b = Body{Resolve: b.Resolve, Kind: k, N: 1, Prompts: 1, Blocks: b.Blocks[:0], scratch: b.scratch, names: b.names, nextN: b.nextN}
+}
+
+func badBody(param, format string, args ...any) *Error {
+	e := NewError(CodeInvalidRequest, format, args...)
+	e.Param = param
+	return e
+}
+
+// Scan reads what routing needs from a request body of kind k, and checks that
+// the whole body is valid JSON (form data on KindAudio). Only keys of the root
+// object count, by their decoded spelling and exact case. A result other than
+// nil is the 400 to answer.
+func (b *Body) Scan(k Kind, contentType string, body []byte) *Error {
+	b.reset(k)
+	if k == KindAudio {
+		return b.scanForm(contentType, body)
+	}
+	s := scanner{b: body}
+	i := s.space(0)
+	if i >= len(body) {
+		return badBody("", "the body is empty; a JSON object is expected")
+	}
+	if body[i] != '{' {
+		if s.at = i; s.value(i, 0) < 0 {
+			return badBody("", "the body is not valid JSON: %s", s.fault())
+		}
+		return badBody("", "the body must be a JSON object")
+	}
+	var bad *Error
+	if i = b.root(&s, i+1, &bad); i < 0 {
+		return badBody("", "the body is not valid JSON: %s", s.fault())
+	}
+	if i = s.space(i); i < len(body) {
+		s.fail(i, "the end of the body")
+		return badBody("", "the body is not valid JSON: %s", s.fault())
+	}
+	if bad != nil {
+		return bad
+	}
+	if b.seen&seenModel == 0 {
+		return badBody("model", "you must give a model: the key \"model\" is missing")
+	}
+	b.fingerprint(body)
+	return nil
+}
+
+// root scans the members of the root object from behind its '{'. A fault of
+// meaning goes to bad; the scan goes on, since a fault of syntax comes first.
+func (b *Body) root(s *scanner, i int, bad **Error) int {
+	b.open = i
+	i = s.space(i)
+	if i < len(s.b) && s.b[i] == '}' {
+		return i + 1
+	}
+	for {
+		start, end, v := s.key(i)
+		if v < 0 {
+			return -1
+		}
+		if i = s.value(v, 1); i < 0 {
+			return -1
+		}
+		key := s.b[start:end]
+		if plain(key, 0) < len(key) {
+			b.scratch = appendDecoded(b.scratch[:0], key)
+			key = b.scratch
+		}
+		if e := b.member(key, s.b, v, i); e != nil && *bad == nil {
+			*bad = e
+		}
+		i = s.space(i)
+		if i >= len(s.b) || s.b[i] != ',' {
+			break
+		}
+		i = s.space(i + 1)
+	}
+	if i >= len(s.b) || s.b[i] != '}' {
+		return s.fail(i, "',' or '}'")
+	}
+	return i + 1
+}
+
+// member takes note of one member of the root object: body[v:end] is its value.
+func (b *Body) member(key, body []byte, v, end int) *Error {
+	val := body[v:end]
+	switch string(key) {
+	case "model":
+		if e := b.once(seenModel, "model"); e != nil {
+			return e
+		}
+		if val[0] != '"' {
+			return badBody("model", "model must be a string")
+		}
+		b.scratch = appendDecoded(b.scratch[:0], val[1:len(val)-1])
+		if len(b.scratch) == 0 {
+			return badBody("model", "model must not be empty")
+		}
+		b.Model, b.ModelStart, b.ModelEnd = b.name(b.scratch), v, end
+	case "stream":
+		if e := b.once(seenStream, "stream"); e != nil {
+			return e
+		}
+		return boolean("stream", val, &b.Stream)
+	case "stream_options":
+		if e := b.once(seenOptions, "stream_options"); e != nil {
+			return e
+		}
+		return b.options(val)
+	case "max_tokens", "max_completion_tokens", "max_output_tokens":
+		return b.maxOut(key, val, v, end)
+	case "n":
+		if e := b.once(seenN, "n"); e != nil {
+			return e
+		}
+		n, e := integer("n", val)
+		b.N = max(1, n)
+		return e
+	case "min_tokens":
+		n, e := integer("min_tokens", val)
+		b.MinOut = n
+		return e
+	case "ignore_eos":
+		b.IgnoreEOS = string(val) == "true"
+	case "temperature":
+		b.ZeroTemperature = isZero(val)
+	case "service_tier":
+		if val[0] == '"' {
+			b.scratch = appendDecoded(b.scratch[:0], val[1:len(val)-1])
+			b.ServiceTier = b.name(b.scratch)
+		}
+	case "cache_salt":
+		b.spans[slotSalt] = span{v, end}
+	default:
+		b.part(key, body, v, end)
+	}
+	return nil
+}
+
+// part notes where the parts of the prompt stand, by the API's names for them.
+func (b *Body) part(key, body []byte, v, end int) {
+	slot := -1
+	switch string(key) {
+	case "tools", "functions":
+		slot = slotTools
+		s := scanner{b: body}
+		b.HasTools = b.HasTools || body[v] == '[' && body[s.space(v+1)] != ']'
+	case "system":
+		if b.Kind == KindMessages {
+			slot = slotSystem
+		}
+	case "instructions":
+		if b.Kind == KindResponses {
+			slot = slotSystem
+		}
+	case "messages":
+		slot = slotMain
+	case "prompt":
+		if b.Kind == KindCompletions || b.Kind == KindTokenize {
+			slot = slotMain
+		}
+	case "tokens":
+		if b.Kind == KindDetokenize {
+			slot = slotMain
+		}
+	case "input":
+		if b.Kind == KindResponses || b.Kind == KindEmbeddings {
+			slot = slotMain
+		}
+	case "query", "text_1", "queries":
+		if b.Kind == KindRerank || b.Kind == KindScore {
+			slot = slotMain
+		}
+	case "documents", "text_2":
+		if b.Kind == KindRerank || b.Kind == KindScore {
+			slot = slotMore
+		}
+	}
+	if slot >= 0 {
+		b.spans[slot] = span{v, end}
+	}
+}
+
+func (b *Body) once(bit uint32, name string) *Error {
+	if b.seen&bit != 0 {
+		return badBody(name, "the key %q is there twice", name)
+	}
+	b.seen |= bit
+	return nil
+}
+
+func (b *Body) maxOut(key, val []byte, v, end int) *Error {
+	bit, name := uint32(seenMaxTokens), "max_tokens"
+	switch string(key) {
+	case "max_completion_tokens":
+		bit, name = seenMaxCompletion, "max_completion_tokens"
+	case "max_output_tokens":
+		bit, name = seenMaxOutput, "max_output_tokens"
+	}
+	if e := b.once(bit, name); e != nil {
+		return e
+	}
+	switch {
+	case bit == seenMaxOutput && b.Kind != KindResponses, bit != seenMaxOutput && b.Kind == KindResponses,
+		bit == seenMaxCompletion && b.Kind != KindChat:
+		return nil // not a parameter of this API: goes on untouched and means nothing
+	case string(val) == "null":
+		return nil
+	}
+	n, e := integer(name, val)
+	if e != nil {
+		return e
+	}
+	if bit == seenMaxTokens && b.MaxOutEnd > b.MaxOutStart {
+		return nil // max_completion_tokens was given and counts
+	}
+	b.MaxOut, b.MaxOutStart, b.MaxOutEnd = n, v, end
+	return nil
+}
+
+// options reads stream_options, an object that is known to be valid JSON.
+func (b *Body) options(val []byte) *Error {
+	if string(val) == "null" {
+		return nil
+	}
+	if val[0] != '{' {
+		return badBody("stream_options", "stream_options must be an object")
+	}
+	s := scanner{b: val}
+	i := s.space(1)
+	for val[i] != '}' {
+		start, end, v := s.key(i)
+		i = s.value(v, 0)
+		b.scratch = appendDecoded(b.scratch[:0], val[start:end])
+		if string(b.scratch) == "include_usage" {
+			if e := boolean("stream_options.include_usage", val[v:i], &b.IncludeUsage); e != nil {
+				return e
+			}
+		}
+		if i = s.space(i); val[i] == ',' {
+			i = s.space(i + 1)
+		}
+	}
+	return nil
+}
+
+func boolean(name string, val []byte, to *bool) *Error {
+	switch string(val) {
+	case "true":
+		*to = true
+	case "false", "null":
+		*to = false
+	default:
+		return badBody(name, "%s must be true or false", name)
+	}
+	return nil
+}
+
+// maxInt bounds the counts that a client may give; larger ones mean the same.
+const maxInt = 1 << 30
+
+// integer reads a count: a JSON number without a fraction (1e3 and 10.0 are
+// taken, as vLLM takes them), or null for 0. Negative ones are left for the replica
+// to refuse and read as 0 here.
+func integer(name string, val []byte) (int, *Error) {
+	if string(val) == "null" {
+		return 0, nil
+	}
+	n := 0
+	for i, c := range val {
+		if c-'0' > 9 {
+			if i > 0 || c == '-' {
+				break
+			}
+			return 0, badBody(name, "%s must be a whole number", name)
+		}
+		if n = n*10 + int(c-'0'); n > maxInt {
+			return maxInt, nil
+		}
+		if i == len(val)-1 {
+			return n, nil
+		}
+	}
+	f, err := strconv.ParseFloat(string(val), 64)
+	switch {
+	case f > maxInt:
+		return maxInt, nil
+	case f < -maxInt:
+		return 0, nil
+	case err != nil, f != float64(int(f)):
+		return 0, badBody(name, "%s must be a whole number", name)
+	case f <= 0:
+		return 0, nil
+	}
+	return int(f), nil
+}
+
+// isZero tells whether a JSON number is zero in any spelling.
+func isZero(val []byte) bool {
+	if val[0] != '-' && val[0] != '0' {
+		return false
+	}
+	for _, c := range val {
+		if c|0x20 == 'e' {
+			break
+		}
+		if c >= '1' && c <= '9' {
+			return false
+		}
+	}
+	return true
+}
+
+// name returns a string equal to p that does not alias it.
+func (b *Body) name(p []byte) string {
+	for _, n := range b.names {
+		if n == string(p) {
+			return n
+		}
+	}
+	n := string(p)
+	if len(n) <= 256 {
+		b.names[b.nextN%len(b.names)] = n
+		b.nextN++
+	}
+	return n
+}
+
+// fingerprint feeds the canonical prompt: tools, system, then the rest.
+func (b *Body) fingerprint(body []byte) {
+	model := b.Model
+	if b.Resolve != nil {
+		model = b.Resolve(model)
+	}
+	salt := b.spans[slotSalt]
+	c := &b.chain
+	c.blocks = b.Blocks
+	c.reset(mix64(xxh3.HashString(model), xxh3.Hash(body[salt.start:salt.end])))
+	w := walker{Body: b, b: body, chain: c}
+	for slot, sp := range b.spans[:slotSalt] {
+		if sp.end == 0 || body[sp.start] == 'n' { // null
+			continue
+		}
+		c.byte(byte(0x10 + slot))
+		in := inText
+		switch slot {
+		case slotTools:
+			in = inTools
+		case slotSystem:
+			in = inContent
+		case slotMain:
+			switch b.Kind {
+			case KindChat, KindMessages, KindResponses, KindTokenize, KindEmbeddings:
+				in = b.mainPart(body, sp)
+			case KindCompletions:
+				b.Prompts = countPrompts(body[sp.start:sp.end])
+			}
+		}
+		w.value(sp.start, in)
+	}
+	b.Blocks, b.BlockBytes, b.CanonBytes = c.blocks, linkBytes*c.every, c.total
+	c.blocks = nil
+}
+
+// mainPart tells messages (an array of objects) from a plain prompt or a list of inputs.
+func (b *Body) mainPart(body []byte, sp span) where {
+	s := scanner{b: body}
+	if body[sp.start] != '[' {
+		return inText
+	}
+	if c := body[s.space(sp.start+1)]; c == '{' {
+		return inMessages
+	}
+	b.Prompts = countPrompts(body[sp.start:sp.end])
+	return inText
+}
+
+// countPrompts counts the prompts in a value that may be one string, a list of
+// strings, one list of token ids or a list of such lists.
+func countPrompts(val []byte) int {
+	s := scanner{b: val}
+	if val[0] != '[' {
+		return 1
+	}
+	i := s.space(1)
+	if val[i] != '"' && val[i] != '[' {
+		return 1
+	}
+	n := 0
+	for val[i] != ']' {
+		i = s.space(s.value(i, 0))
+		n++
+		if val[i] == ',' {
+			i = s.space(i + 1)
+		}
+	}
+	return n
+}
+
+// TokensPerBlock is how many of promptTokens stand behind one entry of Blocks.
+func (b *Body) TokensPerBlock(promptTokens int) float64 {
+	if b.CanonBytes == 0 {
+		return 0
+	}
+	return float64(promptTokens) * float64(b.BlockBytes) / float64(b.CanonBytes)
+}
+
+// BodyKey names a request by its exact bytes, for the answer cache: tenant,
+// API and body.
+func BodyKey(k Kind, tenant string, body []byte) (key [32]byte) {
+	h := sha256.New()
+	h.Write([]byte{byte(k)})
+	h.Write([]byte(strconv.Itoa(len(tenant)) + ":" + tenant))
+	h.Write(body)
+	h.Sum(key[:0])
+	return key
+}
+
+// BodyHash is a fast hash of the same, for counting repeats. It is not proof
+// against a client that builds collisions with its own earlier requests.
+func BodyHash(k Kind, tenant string, body []byte) uint64 {
+	return mix64(mix64(uint64(k), xxh3.HashString(tenant)), xxh3.Hash(body))
+}
