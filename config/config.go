@@ -122,6 +122,7 @@ type Class struct {
 	Name      string        `yaml:"name"`
 	Wait      time.Duration `yaml:"wait"`
 	Deadline  time.Duration `yaml:"deadline"`
+	MinShare  Ratio         `yaml:"min_share"`
 	Default   bool          `yaml:"default"`
 	Objective *Objective    `yaml:"objective"` // nil = the pool's
 	Defer     bool          `yaml:"defer"`

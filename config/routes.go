@@ -44,7 +44,7 @@ func (v *validator) routes() {
 		}
 		for j, region := range r.Regions {
 			if !regions[region] {
-				v.fail(fmt.Sprintf("%s.regions[%d]", key, j), "no pool has the label region: %s, so nothing could be sent there", region)
+				v.warn("%s.regions[%d]: no pool has the label region: %s; only replicas found by discovery could be there", key, j, region)
 			}
 		}
 		if len(r.Tiers) == 0 {

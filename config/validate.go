@@ -236,11 +236,8 @@ func (v *validator) policy(key, name string) {
 }
 
 func (v *validator) objective(o *Objective, key string) {
-	if o.TTFT <= 0 {
-		v.fail(key+".ttft", "must be over 0s")
-	}
-	if o.ITL <= 0 {
-		v.fail(key+".itl", "must be over 0s")
+	if o.TTFTPer1K > 0 && o.TTFT <= 0 {
+		v.fail(key+".ttft_per_1k", "is added to ttft, which is not given")
 	}
 }
 
@@ -274,7 +271,7 @@ func (v *validator) classes() {
 		v.fail("classes", "%d classes; at most 16", len(c.Classes))
 	}
 	names := map[string]string{}
-	def := ""
+	def, shares := "", Ratio(0)
 	for i := range c.Classes {
 		k, key := &c.Classes[i], fmt.Sprintf("classes[%d]", i)
 		v.name(key+".name", k.Name, names)
@@ -282,6 +279,9 @@ func (v *validator) classes() {
 			v.fail(key+".deadline", "must be over 0s")
 		} else if k.Wait > k.Deadline {
 			v.fail(key+".wait", "%s is longer than the class's deadline %s", k.Wait, k.Deadline)
+		}
+		if i > 0 {
+			shares += k.MinShare
 		}
 		if k.Default && def != "" {
 			v.fail(key+".default", "%s is the default class already", def)
@@ -292,8 +292,11 @@ func (v *validator) classes() {
 			v.objective(k.Objective, key+".objective")
 		}
 	}
+	if shares >= 0.9 {
+		v.fail("classes", "the min_share of all classes but the first add up to %s; must be under 90%%", shares)
+	}
 	if len(c.Classes) == 0 {
-		c.Classes = []Class{{Name: "standard", Wait: 10 * time.Second, Deadline: 5 * time.Minute}}
+		c.Classes = []Class{{Name: "standard", Wait: 30 * time.Second, Deadline: 5 * time.Minute}}
 	}
 }
 
