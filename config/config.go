@@ -15,20 +15,24 @@ import (
 
 // Config is a whole, valid configuration. It is not changed after Load.
 type Config struct {
-	Listen   string   `yaml:"listen"`
-	Admin    string   `yaml:"admin"`
-	Pools    []Pool   `yaml:"pools"`
-	Classes  []Class  `yaml:"classes"`
-	Routes   []Route  `yaml:"routes"`
-	Attempts Attempts `yaml:"attempts"`
-	Limits   Limits   `yaml:"limits"`
-	Timeouts Timeouts `yaml:"timeouts"`
-	Scrape   Scrape   `yaml:"scrape"`
-	Health   Health   `yaml:"health"`
-	Tenants  Tenants  `yaml:"tenants"`
-	Forward  Forward  `yaml:"forward"`
-	TLS      TLS      `yaml:"tls"`
-	Log      Log      `yaml:"log"`
+	Listen    string    `yaml:"listen"`
+	Admin     string    `yaml:"admin"`
+	StateDir  string    `yaml:"state_dir"`
+	Pools     []Pool    `yaml:"pools"`
+	Classes   []Class   `yaml:"classes"`
+	Routes    []Route   `yaml:"routes"`
+	Attempts  Attempts  `yaml:"attempts"`
+	Limits    Limits    `yaml:"limits"`
+	Timeouts  Timeouts  `yaml:"timeouts"`
+	Scrape    Scrape    `yaml:"scrape"`
+	Health    Health    `yaml:"health"`
+	Tenants   Tenants   `yaml:"tenants"`
+	Integrity string    `yaml:"integrity"`
+	Services  []Service `yaml:"services"`
+	Tracing   Tracing   `yaml:"tracing"`
+	Forward   Forward   `yaml:"forward"`
+	TLS       TLS       `yaml:"tls"`
+	Log       Log       `yaml:"log"`
 
 	// File is the path the configuration came from; empty without a file.
 	File string `yaml:"-"`
@@ -84,11 +88,12 @@ type DNS struct {
 }
 
 // Profile is the cost model of a pool's replicas: a name from the profile
-// table, or coefficients. Coefficients are in seconds here, and written with
-// their unit in the file.
+// table, coefficients, or a name with some coefficients replaced (zero = as in
+// the table). Coefficients are in seconds here, and written with their unit in
+// the file.
 type Profile struct {
-	Name        string  `yaml:"name"`
-	Base        Seconds `yaml:"base"`
+	Base        string  `yaml:"base"`
+	PerStep     Seconds `yaml:"per_step"`
 	PerPrefill  Seconds `yaml:"per_prefill"`
 	PerSeq      Seconds `yaml:"per_seq"`
 	PerKV       Seconds `yaml:"per_kv"`
@@ -100,14 +105,29 @@ type Profile struct {
 	MaxModelLen int     `yaml:"max_model_len"`
 }
 
-// Inline tells whether coefficients are given, and not a table's name.
-func (p *Profile) Inline() bool { return p.Base != 0 || p.PerPrefill != 0 || p.KVTokens != 0 }
-
-// Fleet is the profile in the words of package fleet.
-func (p *Profile) Fleet() fleet.Profile {
-	return fleet.Profile{Name: p.Name, Base: float64(p.Base), PerPrefill: float64(p.PerPrefill), PerSeq: float64(p.PerSeq),
-		PerKV: float64(p.PerKV), PerAttn: float64(p.PerAttn), KVTokens: p.KVTokens, MaxSeqs: p.MaxSeqs, MaxBatched: p.MaxBatched,
-		BlockTokens: p.BlockTokens, MaxModelLen: p.MaxModelLen}
+// Over returns base with what is given in p put in its place.
+func (p *Profile) Over(base fleet.Profile) fleet.Profile {
+	put := func(dst *float64, v Seconds) {
+		if v != 0 {
+			*dst = float64(v)
+		}
+	}
+	count := func(dst *int, v int) {
+		if v != 0 {
+			*dst = v
+		}
+	}
+	put(&base.Base, p.PerStep)
+	put(&base.PerPrefill, p.PerPrefill)
+	put(&base.PerSeq, p.PerSeq)
+	put(&base.PerKV, p.PerKV)
+	put(&base.PerAttn, p.PerAttn)
+	count(&base.KVTokens, p.KVTokens)
+	count(&base.MaxSeqs, p.MaxSeqs)
+	count(&base.MaxBatched, p.MaxBatched)
+	count(&base.BlockTokens, p.BlockTokens)
+	count(&base.MaxModelLen, p.MaxModelLen)
+	return base
 }
 
 // Objective is what a request should get; 0 = not limited.
@@ -133,13 +153,25 @@ type Route struct {
 	Model   string        `yaml:"model"`
 	Budget  time.Duration `yaml:"budget"`
 	Regions []string      `yaml:"regions"`
+	Degrade Degrade       `yaml:"degrade"`
 	Tiers   []Tier        `yaml:"tiers"`
+}
+
+// Degrade is when a route leaves its first tier and returns to it.
+type Degrade struct {
+	FirstByteP95 time.Duration `yaml:"first_byte_p95"`
+	FailShare    Ratio         `yaml:"fail_share"`
+	Window       time.Duration `yaml:"window"`
+	HealthyFor   time.Duration `yaml:"healthy_for"`
+	AgainFor     time.Duration `yaml:"again_for"`
+	TrialShare   Ratio         `yaml:"trial_share"`
 }
 
 // Tier is one step of a ladder; exactly one of Pool, Reduce, Cached, Static
 // and Defer is set.
 type Tier struct {
 	Pool     string      `yaml:"pool"`
+	Model    string      `yaml:"model"`    // with Pool: the model asked of it; empty = as the request says
 	Validate *Validation `yaml:"validate"` // with Pool
 	Reduce   *Reduce     `yaml:"reduce"`
 	Cached   *Cached     `yaml:"cached"`
@@ -219,7 +251,29 @@ type Health struct {
 
 // Tenants tells who a request belongs to.
 type Tenants struct {
-	Header string `yaml:"header"`
+	Header string       `yaml:"header"`
+	Limits TenantLimits `yaml:"limits"`
+}
+
+// TenantLimits are each tenant's; 0 = no limit.
+type TenantLimits struct {
+	Rate     Rate `yaml:"rate"`
+	Burst    int  `yaml:"burst"`
+	Parallel int  `yaml:"parallel"`
+}
+
+// Service is a path prefix passed to one plain HTTP service.
+type Service struct {
+	Name        string        `yaml:"name"`
+	Prefix      string        `yaml:"prefix"`
+	URL         string        `yaml:"url"`
+	Connections int           `yaml:"connections"`
+	Timeout     time.Duration `yaml:"timeout"`
+}
+
+// Tracing is where spans go.
+type Tracing struct {
+	OTLP string `yaml:"otlp"`
 }
 
 // Forward is what goes along with a request and its answer.

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/penstock/penstock/fleet"
 )
 
 var (
@@ -64,8 +66,8 @@ func TestEachMistakeIsNamedWithItsPlace(t *testing.T) {
 		{"alias to a model elsewhere", "pools: [{name: a, models: [m], aliases: {x: q}, replicas: {static: [\"http://h:1\"]}}]\n", `pools[0].aliases.x: model "q" is not one of the pool's models (m)`},
 		{"policy", "pools: [{name: a, policy: wrok, replicas: {static: [\"http://h:1\"]}}]\n", `pools[0].policy: "wrok" is unknown; did you mean "work"?`},
 		{"profile", "pools: [{name: a, profile: h100-8, replicas: {static: [\"http://h:1\"]}}]\n", `pools[0].profile: "h100-8" is unknown; did you mean "h100-8b"?`},
-		{"profile without unit", "pools: [{name: a, profile: {base: 6.4}, replicas: {static: [\"http://h:1\"]}}]\n", `"6.4" has no unit: write it as 6.4ms`},
-		{"profile incomplete", "pools: [{name: a, profile: {base: 6.4ms}, replicas: {static: [\"http://h:1\"]}}]\n", `pools[0].profile.per_prefill: is missing`},
+		{"profile without unit", "pools: [{name: a, profile: {per_step: 6.4}, replicas: {static: [\"http://h:1\"]}}]\n", `"6.4" has no unit: write it as 6.4ms`},
+		{"profile incomplete", "pools: [{name: a, profile: {per_step: 6.4ms}, replicas: {static: [\"http://h:1\"]}}]\n", `pools[0].profile.per_prefill: is required`},
 		{"headroom", "pools: [{name: a, headroom: 95%, replicas: {static: [\"http://h:1\"]}}]\n", `a headroom over 90%`},
 		{"headroom word", "pools: [{name: a, headroom: n-2, replicas: {static: [\"http://h:1\"]}}]\n", `is not a headroom: write n-1`},
 		{"headroom n-1 with one", "pools: [{name: a, headroom: n-1, replicas: {static: [\"http://h:1\"]}}]\n", `pool "a" has one`},
@@ -77,6 +79,8 @@ func TestEachMistakeIsNamedWithItsPlace(t *testing.T) {
 		{"later section", "peers: {bind: \":7946\"}\n" + minimal, `p.yaml:1:peers: is not supported yet by this version; leave it out`},
 		{"later key", "tenants: {jwt: {issuer: x}}\n" + minimal, `p.yaml:1:tenants.jwt: is not supported yet by this version`},
 		{"tier's pool", "routes: [{model: m, tiers: [{pool: c}]}]\n" + minimal, `routes[0].tiers[0].pool: "c" is unknown`},
+		{"shared failure domain", "routes: [{model: m, tiers: [{pool: a}, {pool: b}]}]\npools:\n  - {name: a, labels: {domain: r1}, replicas: {static: [\"http://h:1\"]}}\n  - {name: b, labels: {domain: r1}, replicas: {static: [\"http://h:2\"]}}\n",
+			`p.yaml:1:routes[0].tiers[1].pool: ERR_SHARED_FAILURE_DOMAIN_DETECTED: pool "b" is in failure domain r1`},
 		{"tier of two kinds", "routes: [{model: m, tiers: [{pool: a, reduce: {max_tokens: 2}}]}]\n" + minimal, `a tier is exactly one of`},
 		{"tier word", "routes: [{model: m, tiers: [later]}]\n" + minimal, `"later" is not a tier`},
 		{"stale cache", "routes: [{model: m, tiers: [{pool: a}, {cached: {staleness: 5h}}]}]\n" + minimal, `5h0m0s is not over 0s and at most 4h0m0s (scope tenant)`},
@@ -128,7 +132,7 @@ pools:
   - name: a
     models: [m, n]
     aliases: {x: n, y: m}
-    profile: {base: 6.36ms, per_prefill: 16.8us, per_seq: 11.3us, per_kv: 42ns, per_attn: 1.84ns, kv_tokens: 446652}
+    profile: {base: h100-8b, per_step: 6.36ms, per_prefill: 16.8us, per_seq: 11.3us, per_kv: 42ns, per_attn: 1.84ns, kv_tokens: 446652}
     headroom: 20%
     objective: {ttft: 500ms}
     api_key: ${KEY}
@@ -144,7 +148,7 @@ pools:
   - name: a
     models: [m, n]
     aliases: {x: n, y: m}
-    profile: {base: 6.36ms, per_prefill: 16.8us, per_seq: 11.3us, per_kv: 42ns, per_attn: 1.84ns, kv_tokens: 446652}
+    profile: {base: h100-8b, per_step: 6.36ms, per_prefill: 16.8us, per_seq: 11.3us, per_kv: 42ns, per_attn: 1.84ns, kv_tokens: 446652}
     headroom: 20%
     objective: {ttft: 500ms}
     api_key: ${KEY}
@@ -163,7 +167,7 @@ limits: {max_body: 1.5MiB}
 		p.APIKey.Value() != "sesame" || p.Replicas.DNS.Type != "SRV" || c.Limits.MaxBody != 3<<19 || c.Scrape.Timeout != time.Second {
 		t.Errorf("values: %+v", c)
 	}
-	f := p.Profile.Fleet()
+	f := p.Profile.Over(fleet.Profile{MaxSeqs: 256})
 	if f.Base != 6.36e-3 || f.PerKV < 41.9e-9 || f.PerKV > 42.1e-9 || f.KVTokens != 446652 || f.MaxSeqs != 256 {
 		t.Errorf("profile: %+v", f)
 	}

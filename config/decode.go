@@ -431,6 +431,8 @@ func typeName(t reflect.Type) string {
 		return "a share (20%)"
 	case reflect.TypeOf(Seconds(0)):
 		return "a time (6.4ms, 16.8us)"
+	case reflect.TypeOf(Rate(0)):
+		return "a rate (20/s)"
 	case reflect.TypeOf(Headroom{}):
 		return "n-1 or a share (20%)"
 	case reflect.TypeOf(Secret("")):

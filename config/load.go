@@ -214,7 +214,7 @@ func set(c *Config, path, value string) error {
 }
 
 func (p *Profile) short(s string) error {
-	p.Name = s
+	p.Base = s
 	return nil
 }
 

@@ -56,6 +56,20 @@ func (v *validator) routes() {
 	}
 }
 
+// domain refuses a fallback that falls together with what it is for.
+func (v *validator) domain(r *Route, j int, key string, pools map[string]*Pool) {
+	fallback := pools[r.Tiers[j].Pool]
+	if fallback == nil || fallback.Labels["domain"] == "" {
+		return
+	}
+	for k := range j {
+		if p := pools[r.Tiers[k].Pool]; p != nil && p != fallback && p.Labels["domain"] == fallback.Labels["domain"] {
+			v.fail(key+".pool", "ERR_SHARED_FAILURE_DOMAIN_DETECTED: pool %q is in failure domain %s, as pool %q is, which it is the fallback of",
+				fallback.Name, p.Labels["domain"], p.Name)
+		}
+	}
+}
+
 func (v *validator) tier(r *Route, j int, key string, pools map[string]*Pool, names []string) {
 	t := &r.Tiers[j]
 	kinds := 0
@@ -77,6 +91,7 @@ func (v *validator) tier(r *Route, j int, key string, pools map[string]*Pool, na
 		} else if len(r.Regions) > 0 && p.Labels["region"] != "" && !slices.Contains(r.Regions, p.Labels["region"]) {
 			v.fail(key+".pool", "pool %q is in region %s, which the route does not permit", t.Pool, p.Labels["region"])
 		}
+		v.domain(r, j, key, pools)
 		for k := range j {
 			if r.Tiers[k].Pool == t.Pool {
 				v.fail(key+".pool", "pool %q is an earlier tier already", t.Pool)
@@ -100,6 +115,9 @@ func (v *validator) tier(r *Route, j int, key string, pools map[string]*Pool, na
 		}
 	case t.Static != nil && t.Static.File == "":
 		v.fail(key+".static.file", "is required")
+	}
+	if t.Model != "" && t.Pool == "" {
+		v.fail(key+".model", "belongs to a pool tier")
 	}
 	if t.Validate != nil {
 		if t.Pool == "" {

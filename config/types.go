@@ -26,6 +26,9 @@ type Headroom struct {
 	NMinus1 bool // what the loss of the largest replica would need
 }
 
+// Rate is per second, written 20/s, 100/m or 2M/h.
+type Rate float64
+
 // Secret is a text that is never printed.
 type Secret string
 
@@ -148,6 +151,20 @@ func ParseHeadroom(s string) (Headroom, error) {
 	return Headroom{Share: r}, nil
 }
 
+// ParseRate reads 20/s, 100/m or 2M/h.
+func ParseRate(s string) (Rate, error) {
+	num, per, ok := strings.Cut(strings.TrimSpace(s), "/")
+	num, unit := split(num)
+	f, err := strconv.ParseFloat(num, 64)
+	mult := map[string]float64{"": 1, "k": 1e3, "K": 1e3, "M": 1e6}[unit]
+	div := map[string]float64{"s": 1, "m": 60, "h": 3600}[strings.TrimSpace(per)]
+	if !ok || err != nil || !(f >= 0 && f < 1e15) || mult == 0 || div == 0 {
+		return 0, fmt.Errorf("%q is not a rate: write it as 20/s, 100/m or 2M/h", s)
+	}
+	return Rate(f * mult / div), nil
+}
+
+func (r *Rate) parse(s string) (err error)     { *r, err = ParseRate(s); return }
 func (h *Headroom) parse(s string) (err error) { *h, err = ParseHeadroom(s); return }
 func (s *Size) parse(t string) (err error)     { *s, err = ParseSize(t); return }
 func (r *Ratio) parse(s string) (err error)    { *r, err = ParseRatio(s); return }

@@ -67,6 +67,11 @@ func (v *validator) all() {
 		v.fail("tenants.header", "%q is not a header name", c.Tenants.Header)
 	}
 	v.oneOf("log.level", c.Log.Level, []string{"debug", "info", "warn", "error"})
+	v.oneOf("integrity", c.Integrity, []string{"observe", "terminate"})
+	v.services()
+	if t := c.Tracing.OTLP; t != "" && !strings.HasPrefix(t, "http://") && !strings.HasPrefix(t, "https://") {
+		v.fail("tracing.otlp", "%q is not an http:// or https:// URL", t)
+	}
 	v.oneOf("log.format", c.Log.Format, []string{"json", "console"})
 	v.tls()
 }
@@ -245,22 +250,30 @@ func (v *validator) profile(p *Profile, key string) {
 	if p == nil {
 		return
 	}
-	if !p.Inline() {
-		if p.Name == "" {
-			v.fail(key, "needs a name, or base, per_prefill, per_seq, per_kv and kv_tokens")
-		} else if len(v.source.Profiles) > 0 {
-			v.oneOf(key, p.Name, v.source.Profiles)
+	need := p.Base == "" // without a base from the table all has to be given
+	if !need && len(v.source.Profiles) > 0 {
+		k := key + ".base"
+		if v.c.lines[k] == 0 {
+			k = key
 		}
-		return
+		v.oneOf(k, p.Base, v.source.Profiles)
 	}
 	for _, f := range []struct {
-		key string
-		ok  bool
-	}{{"base", p.Base > 0 && p.Base < 10}, {"per_prefill", p.PerPrefill > 0 && p.PerPrefill < 0.1}, {"per_seq", p.PerSeq >= 0 && p.PerSeq < 0.1},
-		{"per_kv", p.PerKV >= 0 && p.PerKV < 0.001}, {"per_attn", p.PerAttn >= 0 && p.PerAttn < 0.001}, {"kv_tokens", p.KVTokens >= 256},
-		{"max_seqs", p.MaxSeqs >= 1}, {"max_batched", p.MaxBatched >= 16}, {"block_tokens", p.BlockTokens >= 1 && p.BlockTokens <= 4096}} {
-		if !f.ok {
-			v.fail(key+"."+f.key, "is missing or cannot be true of a replica; see docs/configuration.md for the unit")
+		key      string
+		val      float64
+		min, max float64
+		needed   bool
+	}{{"per_step", float64(p.PerStep), 1e-5, 10, true}, {"per_prefill", float64(p.PerPrefill), 1e-8, 0.1, true},
+		{"per_seq", float64(p.PerSeq), 1e-9, 0.1, false}, {"per_kv", float64(p.PerKV), 1e-13, 0.001, false}, {"per_attn", float64(p.PerAttn), 1e-15, 0.001, false},
+		{"kv_tokens", float64(p.KVTokens), 256, 1e10, true}, {"max_seqs", float64(p.MaxSeqs), 1, 1e6, true},
+		{"max_batched", float64(p.MaxBatched), 16, 1e7, true}, {"block_tokens", float64(p.BlockTokens), 1, 4096, true},
+		{"max_model_len", float64(p.MaxModelLen), 16, 1e9, false}} {
+		if f.val == 0 {
+			if need && f.needed {
+				v.fail(key+"."+f.key, "is required, as there is no base from the profile table")
+			}
+		} else if f.val < f.min || f.val > f.max {
+			v.fail(key+"."+f.key, "cannot be true of a replica; see docs/configuration.md for the unit")
 		}
 	}
 }
@@ -313,6 +326,35 @@ func (c *Config) DefaultClass() int {
 		}
 	}
 	return 0
+}
+
+func (v *validator) services() {
+	names, prefixes := map[string]string{}, map[string]string{}
+	for i := range v.c.Services {
+		s, key := &v.c.Services[i], fmt.Sprintf("services[%d]", i)
+		v.name(key+".name", s.Name, names)
+		switch {
+		case !strings.HasPrefix(s.Prefix, "/") || !strings.HasSuffix(s.Prefix, "/") || len(s.Prefix) < 3 || strings.ContainsAny(s.Prefix, "?#%") || strings.Contains(s.Prefix, "//"):
+			v.fail(key+".prefix", "%q is not a path prefix: write it as /retrieval/", s.Prefix)
+		case strings.HasPrefix(s.Prefix, "/v1/") || s.Prefix == "/v2/":
+			v.fail(key+".prefix", "%q would hide the inference API", s.Prefix)
+		case prefixes[s.Prefix] != "":
+			v.fail(key+".prefix", "%q is already the prefix of %s", s.Prefix, prefixes[s.Prefix])
+		default:
+			prefixes[s.Prefix] = key
+		}
+		if u, err := ReplicaURL(s.URL); err != nil {
+			v.fail(key+".url", "%s", strings.ReplaceAll(err.Error(), "replica URL", "service URL"))
+		} else {
+			s.URL = u
+		}
+		if s.Connections < 1 {
+			v.fail(key+".connections", "must be at least 1")
+		}
+		if s.Timeout <= 0 {
+			v.fail(key+".timeout", "must be over 0s")
+		}
+	}
 }
 
 func (v *validator) limits() {
