@@ -21,7 +21,7 @@ import (
 // version; a new version is for what old routers must not misread.
 //
 //	accounts: first last (buckets) entry...   entry = id:5 requests<<1|hint prefilling [prefill:2] kv:2 out:2 first:1 [state reason since]
-//	meta:     config:8 n {pool:4 requests attempts} m {request:8 repeats}
+//	meta:     flags (1 = leaving) config:8 n {pool:4 requests attempts} m {request:8 repeats}
 //	hot:      {prefix:8 id:5}...
 const (
 	codecMagic   = 'P'
@@ -281,6 +281,7 @@ func (b *bucket) size() int {
 func (e *entry) size() int { return len(e.append(make([]byte, 0, maxEntry))) }
 
 func (m *meta) append(b []byte) []byte {
+	b = append(b, flag(m.leaving))
 	b = binary.BigEndian.AppendUint64(b, m.config)
 	b = append(b, byte(len(m.budgets)))
 	for _, x := range m.budgets {
@@ -488,6 +489,7 @@ func (e *entry) decode(r *reader) {
 }
 
 func (m *meta) decode(r *reader) {
+	m.leaving = r.byte()&1 != 0
 	m.config = r.uint64()
 	m.budgets, m.storms = m.budgets[:0], m.storms[:0]
 	n := int(r.byte())

@@ -88,7 +88,7 @@ func TestAccountSurvivesTheWireWhateverItsSize(t *testing.T) {
 		seen := 0
 		for i := range snap.Replicas {
 			want := &snap.Replicas[i]
-			e := got.entryOf(idOf(want.Name))
+			e := got.load(idOf(want.Name))
 			if e == nil {
 				if want.Load != (fleet.Load{}) || want.State != 0 {
 					t.Fatalf("%v is lost", want)
@@ -112,16 +112,6 @@ func TestAccountSurvivesTheWireWhateverItsSize(t *testing.T) {
 			t.Fatal("meta or hot prefixes changed on the way")
 		}
 	})
-}
-
-func (r *routerState) entryOf(id replicaID) *entry {
-	b := r.buckets[id.bucket()].entries
-	for i := range b {
-		if b[i].id == id {
-			return &b[i]
-		}
-	}
-	return nil
 }
 
 func checkClose(t *testing.T, want, got Account) {

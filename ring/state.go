@@ -183,6 +183,7 @@ type bucket struct {
 // meta is what a router says of itself as a whole.
 type meta struct {
 	version
+	leaving bool // the last words of a router that shuts down
 	config  uint64
 	budgets []wireBudget
 	storms  []Storm
@@ -194,13 +195,20 @@ type wireBudget struct {
 }
 
 func compareMeta(a, b *meta) int {
-	return cmp.Or(cmp.Compare(a.config, b.config),
+	return cmp.Or(cmp.Compare(flag(a.leaving), flag(b.leaving)), cmp.Compare(a.config, b.config),
 		slices.CompareFunc(a.budgets, b.budgets, func(a, b wireBudget) int {
 			return cmp.Or(cmp.Compare(a.pool, b.pool), cmp.Compare(a.requests, b.requests), cmp.Compare(a.attempts, b.attempts))
 		}),
 		slices.CompareFunc(a.storms, b.storms, func(a, b Storm) int {
 			return cmp.Or(cmp.Compare(a.Request, b.Request), cmp.Compare(a.Repeats, b.Repeats))
 		}))
+}
+
+func flag(b bool) byte {
+	if b {
+		return 1
+	}
+	return 0
 }
 
 // hotSet is the prefixes that a router holds warm.
@@ -270,7 +278,7 @@ func (m *meta) merge(o *meta) bool {
 	if !m.newer(o.version, func() int { return compareMeta(o, m) }) {
 		return false
 	}
-	m.config = o.config
+	m.leaving, m.config = o.leaving, o.config
 	m.budgets = append(m.budgets[:0], o.budgets...)
 	m.storms = append(m.storms[:0], o.storms...)
 	return true
@@ -356,6 +364,15 @@ func (r *routerState) applyRange(g *bucketRange, v version) bool {
 		rest = rest[n:]
 	}
 	return news
+}
+
+// load is what r accounts for the replica id.
+func (r *routerState) load(id replicaID) *entry {
+	list := r.buckets[id.bucket()].entries
+	if i, ok := slices.BinarySearchFunc(list, id, func(e entry, id replicaID) int { return cmp.Compare(e.id, id) }); ok {
+		return &list[i]
+	}
+	return nil
 }
 
 // own builds the state of this router from its snapshot; what is over the

@@ -58,6 +58,7 @@ func drawState(t *rapid.T, label string) *state {
 		}
 		m.ranges = []bucketRange{g}
 		if m.hasMeta = rapid.Bool().Draw(t, "meta"); m.hasMeta {
+			m.meta.leaving = rapid.Bool().Draw(t, "leaving")
 			m.meta.config = rapid.Uint64Range(1, 2).Draw(t, "config")
 		}
 		if m.hasHot = rapid.Bool().Draw(t, "hot"); m.hasHot {
