@@ -23,26 +23,6 @@ const (
 
 /* To be provided by this package (wire room):
 
-// Body is what one pass over a request body found. Reused: Scan resets it.
-// It keeps offsets and copied strings, never a slice of the body.
-type Body struct {
-	Model          string // decoded value
-	ModelStart, ModelEnd int // span of the value in the body, quotes included (for splicing)
-	Stream         bool
-	IncludeUsage   bool
-	MaxOut         int   // max_completion_tokens, max_tokens or max_output_tokens; 0 = not given
-	MaxOutStart, MaxOutEnd int
-	N              int
-	ServiceTier    string
-	HasTools, HasImages, HasAudio bool
-	ASCII, Other   int   // prompt bytes, decoded roughly, ASCII and not
-	Blocks         []uint64 // chained fingerprints
-	BlockBytes     int   // canonical prompt bytes per entry of Blocks
-	...
-}
-func (b *Body) Scan(k Kind, contentType string, body []byte) *Error   // nil = good
-func Splice(dst, body []byte, start, end int, val string) []byte     // JSON-quotes val
-
 // Observer watches one answer stream, any chunking, without allocation on the usual event.
 type Observer struct {...}
 func (o *Observer) Reset(k Kind, model string)

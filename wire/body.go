@@ -50,11 +50,18 @@ type Body struct {
 	spans   [promptSlots]span
 	chain   chain
 	scratch []byte
+	tape    []int32
 	names   [8]string // copies of the last models and tiers: no allocation for a name seen before
 	nextN   int
 }
 
-type span struct{ start, end int }
+type span struct {
+	start, end int
+	tape       int // how much of the tape stands before it
+}
+
+// maxTape bounds the tape that is kept for the next request: 256 KiB.
+const maxTape = 64 << 10
 
 // The parts of the prompt, in the order in which they are fingerprinted,
 // wherever they stand in the body.
@@ -79,7 +86,7 @@ const (
 )
 
 func (b *Body) reset(k Kind) {
-	*b = Body{Resolve: b.Resolve, Kind: k, N: 1, Prompts: 1, Blocks: b.Blocks[:0], scratch: b.scratch, names: b.names, nextN: b.nextN}
+	*b = Body{Resolve: b.Resolve, Kind: k, N: 1, Prompts: 1, Blocks: b.Blocks[:0], scratch: b.scratch, tape: b.tape[:0], names: b.names, nextN: b.nextN}
 }
 
 func badBody(param, format string, args ...any) *Error {
@@ -97,13 +104,21 @@ func (b *Body) Scan(k Kind, contentType string, body []byte) *Error {
 	if k == KindAudio {
 		return b.scanForm(contentType, body)
 	}
-	s := scanner{b: body}
+	s := scanner{b: body, tape: b.tape, rec: true}
+	defer func() {
+		if b.tape = s.tape; cap(b.tape) > maxTape {
+			b.tape = nil
+		}
+	}()
 	i := s.space(0)
 	if i >= len(body) {
 		return badBody("", "the body is empty; a JSON object is expected")
 	}
 	if body[i] != '{' {
-		if s.at = i; s.value(i, 0) < 0 {
+		if end := s.value(i, 0); end < 0 || s.space(end) < len(body) {
+			if end >= 0 {
+				s.fail(s.space(end), "the end of the body")
+			}
 			return badBody("", "the body is not valid JSON: %s", s.fault())
 		}
 		return badBody("", "the body must be a JSON object")
@@ -122,7 +137,7 @@ func (b *Body) Scan(k Kind, contentType string, body []byte) *Error {
 	if b.seen&seenModel == 0 {
 		return badBody("model", "you must give a model: the key \"model\" is missing")
 	}
-	b.fingerprint(body)
+	b.fingerprint(body, s.tape)
 	return nil
 }
 
@@ -139,6 +154,7 @@ func (b *Body) root(s *scanner, i int, bad **Error) int {
 		if v < 0 {
 			return -1
 		}
+		tape := len(s.tape)
 		if i = s.value(v, 1); i < 0 {
 			return -1
 		}
@@ -147,7 +163,7 @@ func (b *Body) root(s *scanner, i int, bad **Error) int {
 			b.scratch = appendDecoded(b.scratch[:0], key)
 			key = b.scratch
 		}
-		if e := b.member(key, s.b, v, i); e != nil && *bad == nil {
+		if e := b.member(key, s.b, span{v, i, tape}); e != nil && *bad == nil {
 			*bad = e
 		}
 		i = s.space(i)
@@ -162,9 +178,9 @@ func (b *Body) root(s *scanner, i int, bad **Error) int {
 	return i + 1
 }
 
-// member takes note of one member of the root object: body[v:end] is its value.
-func (b *Body) member(key, body []byte, v, end int) *Error {
-	val := body[v:end]
+// member takes note of one member of the root object.
+func (b *Body) member(key, body []byte, sp span) *Error {
+	val := body[sp.start:sp.end]
 	switch string(key) {
 	case "model":
 		if e := b.once(seenModel, "model"); e != nil {
@@ -177,7 +193,7 @@ func (b *Body) member(key, body []byte, v, end int) *Error {
 		if len(b.scratch) == 0 {
 			return badBody("model", "model must not be empty")
 		}
-		b.Model, b.ModelStart, b.ModelEnd = b.name(b.scratch), v, end
+		b.Model, b.ModelStart, b.ModelEnd = b.name(b.scratch), sp.start, sp.end
 	case "stream":
 		if e := b.once(seenStream, "stream"); e != nil {
 			return e
@@ -189,7 +205,7 @@ func (b *Body) member(key, body []byte, v, end int) *Error {
 		}
 		return b.options(val)
 	case "max_tokens", "max_completion_tokens", "max_output_tokens":
-		return b.maxOut(key, val, v, end)
+		return b.maxOut(key, val, sp)
 	case "n":
 		if e := b.once(seenN, "n"); e != nil {
 			return e
@@ -211,21 +227,21 @@ func (b *Body) member(key, body []byte, v, end int) *Error {
 			b.ServiceTier = b.name(b.scratch)
 		}
 	case "cache_salt":
-		b.spans[slotSalt] = span{v, end}
+		b.spans[slotSalt] = sp
 	default:
-		b.part(key, body, v, end)
+		b.part(key, body, sp)
 	}
 	return nil
 }
 
 // part notes where the parts of the prompt stand, by the API's names for them.
-func (b *Body) part(key, body []byte, v, end int) {
+func (b *Body) part(key, body []byte, sp span) {
 	slot := -1
 	switch string(key) {
 	case "tools", "functions":
 		slot = slotTools
 		s := scanner{b: body}
-		b.HasTools = b.HasTools || body[v] == '[' && body[s.space(v+1)] != ']'
+		b.HasTools = b.HasTools || body[sp.start] == '[' && body[s.space(sp.start+1)] != ']'
 	case "system":
 		if b.Kind == KindMessages {
 			slot = slotSystem
@@ -258,7 +274,7 @@ func (b *Body) part(key, body []byte, v, end int) {
 		}
 	}
 	if slot >= 0 {
-		b.spans[slot] = span{v, end}
+		b.spans[slot] = sp
 	}
 }
 
@@ -270,7 +286,7 @@ func (b *Body) once(bit uint32, name string) *Error {
 	return nil
 }
 
-func (b *Body) maxOut(key, val []byte, v, end int) *Error {
+func (b *Body) maxOut(key, val []byte, sp span) *Error {
 	bit, name := uint32(seenMaxTokens), "max_tokens"
 	switch string(key) {
 	case "max_completion_tokens":
@@ -295,7 +311,7 @@ func (b *Body) maxOut(key, val []byte, v, end int) *Error {
 	if bit == seenMaxTokens && b.MaxOutEnd > b.MaxOutStart {
 		return nil // max_completion_tokens was given and counts
 	}
-	b.MaxOut, b.MaxOutStart, b.MaxOutEnd = n, v, end
+	b.MaxOut, b.MaxOutStart, b.MaxOutEnd = n, sp.start, sp.end
 	return nil
 }
 
@@ -408,7 +424,7 @@ func (b *Body) name(p []byte) string {
 }
 
 // fingerprint feeds the canonical prompt: tools, system, then the rest.
-func (b *Body) fingerprint(body []byte) {
+func (b *Body) fingerprint(body []byte, tape []int32) {
 	model := b.Model
 	if b.Resolve != nil {
 		model = b.Resolve(model)
@@ -437,6 +453,7 @@ func (b *Body) fingerprint(body []byte) {
 				b.Prompts = countPrompts(body[sp.start:sp.end])
 			}
 		}
+		w.tape = tape[sp.tape:]
 		w.value(sp.start, in)
 	}
 	b.Blocks, b.BlockBytes, b.CanonBytes = c.blocks, linkBytes*c.every, c.total

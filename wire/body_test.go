@@ -439,3 +439,11 @@ func benchScan(b *testing.B, body []byte) {
 		}
 	}
 }
+
+func BenchmarkJSONValid100KB(b *testing.B) { // for scale
+	body := big100KB(false)
+	b.SetBytes(int64(len(body)))
+	for b.Loop() {
+		json.Valid(body)
+	}
+}

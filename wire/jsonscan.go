@@ -70,6 +70,12 @@ type scanner struct {
 	b    []byte
 	at   int    // byte offset of the fault
 	want string // what was expected there
+
+	// tape, when rec is set, takes the index of every backslash that begins an
+	// escape and of every closing quote, so that the prompt's strings need not
+	// be searched a second time.
+	tape []int32
+	rec  bool
 }
 
 func (s *scanner) fail(at int, want string) int {
@@ -101,6 +107,9 @@ func (s *scanner) str(i int) int {
 		i = plain(s.b, i)
 		if i >= len(s.b) {
 			return s.fail(i, "end of string")
+		}
+		if s.rec {
+			s.tape = append(s.tape, int32(i))
 		}
 		switch c := s.b[i]; {
 		case c == '"':

@@ -118,6 +118,7 @@ type walker struct {
 	*Body
 	b     []byte
 	chain *chain
+	tape  []int32    // what the scanner noted, from the next string on
 	buf   [1024]byte // decoded text on its way to the chain
 }
 
@@ -202,7 +203,7 @@ func (w *walker) object(i int, in where) int {
 	}
 	for {
 		start := i + 1
-		end := w.stringEnd(start)
+		end := w.stringEnd()
 		i = w.space(w.space(end+1) + 1)
 		i = w.space(w.member(w.b[start:end], i, in))
 		if w.b[i] == '}' {
@@ -233,8 +234,7 @@ func (w *walker) member(key []byte, i int, in where) int {
 		}
 	}
 	if string(key) == "cache_control" && in != inText {
-		s := scanner{b: w.b}
-		return s.value(i, 0)
+		return w.skip(i)
 	}
 	w.chain.byte(0x02)
 	w.text(key, in == inTools)
@@ -246,7 +246,7 @@ func (w *walker) partType(i int) {
 	if w.b[i] != '"' {
 		return
 	}
-	switch string(w.b[i+1 : w.stringEnd(i+1)]) {
+	switch string(w.b[i+1 : w.tape[0]]) {
 	case "image_url", "input_image", "image", "image_pil", "image_embeds":
 		w.HasImages = true
 		w.MediaParts++
@@ -261,23 +261,32 @@ func (w *walker) partType(i int) {
 
 // media feeds the hash of the value at i in the place of its bytes.
 func (w *walker) media(i int) int {
-	s := scanner{b: w.b}
-	end := s.value(i, 0)
+	end := w.skip(i)
 	w.MediaBytes += end - i
 	w.chain.byte(0x05)
 	w.chain.uint64(xxh3.Hash(w.b[i:end]))
 	return end
 }
 
-// stringEnd returns the index of the closing quote; i is behind the opening one.
-func (w *walker) stringEnd(i int) int {
-	for {
-		i = plain(w.b, i)
+// stringEnd steps over the next string and returns the index of its closing quote.
+func (w *walker) stringEnd() int {
+	for n, i := range w.tape {
 		if w.b[i] == '"' {
-			return i
+			w.tape = w.tape[n+1:]
+			return int(i)
 		}
-		i += 2 // a backslash; control bytes were refused before
 	}
+	panic("BUG: the prompt has a string that the scan did not see")
+}
+
+// skip steps over the value at i without feeding it.
+func (w *walker) skip(i int) int {
+	s := scanner{b: w.b}
+	end := s.value(i, 0)
+	for len(w.tape) > 0 && int(w.tape[0]) < end {
+		w.tape = w.tape[1:]
+	}
+	return end
 }
 
 // str feeds a string decoded; i is at its opening quote. Pieces between escapes
@@ -285,22 +294,28 @@ func (w *walker) stringEnd(i int) int {
 func (w *walker) str(i int, count bool) int {
 	w.chain.byte(0x03)
 	i++
-	j := plain(w.b, i)
-	if w.b[j] == '"' {
-		w.text(w.b[i:j], count)
-		return j + 1
-	}
 	n := 0
-	for {
-		if j-i > len(w.buf)-n-utf8.UTFMax {
-			w.text(w.buf[:n], count)
+	for t, mark := range w.tape {
+		j := int(mark)
+		if j < i {
+			continue // the second half of a surrogate pair
+		}
+		if n > 0 || w.b[j] != '"' {
+			if j-i > len(w.buf)-n-utf8.UTFMax {
+				w.text(w.buf[:n], count)
+				n = 0
+			}
+			if j-i <= len(w.buf)-utf8.UTFMax {
+				n += copy(w.buf[n:], w.b[i:j])
+				i = j
+			}
+		}
+		if i < j { // the whole string, or a long piece of it
 			w.text(w.b[i:j], count)
-			n = 0
-		} else {
-			n += copy(w.buf[n:], w.b[i:j])
 		}
 		if w.b[j] == '"' {
 			w.text(w.buf[:n], count)
+			w.tape = w.tape[t+1:]
 			return j + 1
 		}
 		if c := plainEscapes[w.b[j+1]]; c != 0 {
@@ -312,8 +327,8 @@ func (w *walker) str(i int, count bool) int {
 			r, i = escape(w.b, j)
 			n += utf8.EncodeRune(w.buf[n:], r)
 		}
-		j = plain(w.b, i)
 	}
+	panic("BUG: the prompt has a string that the scan did not see")
 }
 
 // plainEscapes maps the letter of each escape but \u to its character.
@@ -331,6 +346,15 @@ func (w *walker) text(p []byte, count bool) {
 
 // countOther counts the bytes of p that are not ASCII.
 func countOther(p []byte) (n int) {
+	for len(p) >= 32 {
+		c := p[:32:32]
+		w0, w1 := binary.LittleEndian.Uint64(c[0:8]), binary.LittleEndian.Uint64(c[8:16])
+		w2, w3 := binary.LittleEndian.Uint64(c[16:24]), binary.LittleEndian.Uint64(c[24:32])
+		if (w0|w1|w2|w3)&swarHigh != 0 { // rare in most prompts
+			n += bits.OnesCount64(w0&swarHigh) + bits.OnesCount64(w1&swarHigh) + bits.OnesCount64(w2&swarHigh) + bits.OnesCount64(w3&swarHigh)
+		}
+		p = p[32:]
+	}
 	for len(p) >= 8 {
 		n += bits.OnesCount64(binary.LittleEndian.Uint64(p) & swarHigh)
 		p = p[8:]

@@ -37,17 +37,17 @@ type Rewrite struct {
 // was. b must have scanned this very body.
 func (b *Body) Rewrite(dst, body []byte, r Rewrite) []byte {
 	type edit struct {
-		span
-		kind uint8 // 0 none, 1 model, 2 bound, 3 bound that is not there yet
+		start, end int
+		kind       uint8 // 0 none, 1 model, 2 bound, 3 bound that is not there yet
 	}
 	var first, second edit
 	if r.Model != "" {
-		second = edit{span{b.ModelStart, b.ModelEnd}, 1}
+		second = edit{b.ModelStart, b.ModelEnd, 1}
 	}
 	if r.MaxOut > 0 && !b.Multipart {
-		first = edit{span{b.open, b.open}, 3}
+		first = edit{b.open, b.open, 3}
 		if b.MaxOutEnd > b.MaxOutStart {
-			first = edit{span{b.MaxOutStart, b.MaxOutEnd}, 2}
+			first = edit{b.MaxOutStart, b.MaxOutEnd, 2}
 		}
 	}
 	if first.kind != 0 && second.kind != 0 && second.start < first.start {
