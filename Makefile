@@ -1,0 +1,75 @@
+# Penstock. `make run` shows it, `make test` proves it; both need only Go.
+GO      ?= go
+BIN     := bin/penstock
+VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo tip)
+LDFLAGS := -s -w -X main.version=$(VERSION)
+# Rooms whose goroutines share memory, or whose rules every request hangs on.
+CORE    := ./fleet/... ./scorer/... ./admission/... ./wire/... ./config/... ./telemetry/... ./scraper/... ./ring/... ./proxy/... ./cmd/...
+FUZZTIME ?= 20s
+GOLANGCI := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.6.2
+
+.DEFAULT_GOAL := build
+.PHONY: build run test fmt vet race apptest fuzz bench bench-proxy real drill lint vuln check docs cover clean help
+
+help: ## this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | column -t -s "$$(printf '\t')"
+
+build: ## bin/penstock
+	@mkdir -p bin
+	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o $(BIN) ./cmd/router
+
+run: build ## router, three emulated replicas and light traffic on the loopback; Ctrl-C ends all
+	@exec ./$(BIN) demo
+
+test: fmt vet ## every test that needs nothing but Go
+	$(GO) test -timeout 10m ./...
+
+fmt: ## fails when a file is not gofmt'ed
+	@bad=$$(git ls-files '*.go' | xargs gofmt -l); if [ -n "$$bad" ]; then echo "not gofmt'ed:"; echo "$$bad"; exit 1; fi
+
+vet: ## go vet
+	$(GO) vet ./...
+
+race: ## tests of the core rooms under the race detector (needs a C compiler)
+	CGO_ENABLED=1 $(GO) test -race -timeout 10m $(CORE)
+
+apptest: build ## black-box tests on the built binary, each public fault case included
+	PENSTOCK_BIN=$(CURDIR)/$(BIN) $(GO) test -count=1 -timeout 10m ./apptest/...
+
+fuzz: ## every fuzz target for FUZZTIME (20s), and 1,000 cases of each property
+	@set -e; for pkg in $$($(GO) list ./...); do \
+	  dir=$$($(GO) list -f '{{.Dir}}' $$pkg); \
+	  for f in $$(grep -hoE '^func (Fuzz[A-Za-z0-9_]+)' $$dir/*_test.go 2>/dev/null | sed 's/func //' | sort -u); do \
+	    echo "== $$pkg $$f"; $(GO) test -run '^$$' -fuzz "^$$f\$$" -fuzztime $(FUZZTIME) $$pkg; \
+	  done; \
+	  if grep -lq 'pgregory.net/rapid' $$dir/*_test.go 2>/dev/null; then echo "== $$pkg properties"; $(GO) test -count=1 -timeout 20m $$pkg -rapid.checks=1000; fi; \
+	done
+
+bench: ## micro-benchmarks (pick, scan, observe ...)
+	$(GO) test -run '^$$' -bench . -benchmem ./fleet/... ./scorer/... ./admission/... ./wire/... ./scraper/... ./ring/... ./proxy/...
+
+bench-proxy: build ## side by side with nginx, haproxy and vllm-router on this machine
+	@if [ -x bench/proxy/run.sh ]; then exec bench/proxy/run.sh; else echo "bench/proxy/run.sh is not there yet"; exit 1; fi
+
+real: build ## acceptance run against three real vLLM replicas (CPU build; some GB from PyPI at the first time)
+	@if [ -x tools/real.sh ]; then exec tools/real.sh; else echo "tools/real.sh is not there yet"; exit 1; fi
+
+drill: build ## every failure drill against the built binary
+	./$(BIN) drill all
+
+docs: ## the generated pages of docs/
+	$(GO) run ./cmd/router docs --dir docs
+
+lint: ## golangci-lint, from the Go proxy
+	$(GO) run $(GOLANGCI) run ./...
+
+vuln: ## known vulnerabilities in what is linked (asks vuln.go.dev)
+	$(GO) run golang.org/x/vuln/cmd/govulncheck@latest ./...
+
+check: test race lint ## all that a change has to pass
+
+cover: ## coverage by room
+	$(GO) test -cover ./...
+
+clean:
+	rm -rf bin
