@@ -76,6 +76,11 @@ type Options struct {
 	// ShowReplica adds X-Penstock-Replica with the replica's name to answers.
 	ShowReplica bool
 
+	// TolerateViolations passes on streams that break their protocol in a way
+	// that could mislead a client (two tool calls under one index, say); they
+	// are only counted then. Default: such a stream ends in stream_integrity.
+	TolerateViolations bool
+
 	MaxBody        int // bytes of a request body; 0 = 32 MiB; more is answered 413
 	MaxHeader      int // bytes of a request's head, and of a replica's; 0 = 16 KiB; more is answered 431
 	MaxInFlight    int // requests inside the router, held ones included; 0 = 65536; more is answered 503 concurrency_limit

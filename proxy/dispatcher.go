@@ -1,0 +1,295 @@
+package proxy
+
+import (
+	"math"
+	"sync"
+	"time"
+
+	"github.com/penstock/penstock/admission"
+	"github.com/penstock/penstock/fleet"
+)
+
+// pool is one admission core with its mutex, its replicas and the timer that
+// moves it on. Everything the core is told or asked goes through here.
+type pool struct {
+	p       *Proxy
+	name    string
+	opt     PoolOptions
+	metrics *poolMetrics
+
+	mu       sync.Mutex
+	core     Core
+	replicas map[fleet.ID]*replica
+	flights  int // placed or held
+	held     int
+	scratch  []*admission.Ticket
+	timer    *time.Timer
+	wakeAt   float64 // when the timer fires; +Inf = not armed
+	closed   bool
+
+	log  []DecisionRecord // ring
+	logN uint64
+}
+
+// tickEvery is how often a busy pool is looked at although nothing asks for
+// it: stalls and revocations are found then.
+const tickEvery = 0.05
+
+func newPool(p *Proxy, o PoolOptions) *pool {
+	pl := &pool{p: p, name: o.Name, opt: o, core: o.Core, replicas: make(map[fleet.ID]*replica), wakeAt: math.Inf(1)}
+	if n := p.opt.DecisionLog; n > 0 {
+		pl.log = make([]DecisionRecord, n)
+	}
+	pl.timer = time.AfterFunc(time.Hour, pl.tick)
+	pl.timer.Stop()
+	pl.metrics = newPoolMetrics(p.reg, pl)
+	return pl
+}
+
+// acquire asks for a place. It returns when the request is placed, shed, or
+// when its flight is cancelled while held (then ok is false and nothing is
+// owed). After a placement the flight owes exactly one release.
+func (pl *pool) acquire(f *flight) (d admission.Decision, r *replica, ok bool) {
+	t := &f.ticket
+	t.User = f
+	pl.mu.Lock()
+	now := pl.p.now()
+	f.mu.Lock()
+	f.revoke = false
+	f.mu.Unlock()
+	f.decided = false
+	d = pl.core.Admit(now, t)
+	switch d.Verdict {
+	case admission.Placed:
+		f.placed = true
+		pl.flights++
+		r = pl.replicas[d.Replica]
+	case admission.Held:
+		pl.flights++
+		pl.held++
+	}
+	pl.record(now, f, d)
+	pl.rearm(now)
+	pl.mu.Unlock()
+	if d.Verdict != admission.Held {
+		return d, r, true
+	}
+	f.phase.Store(uint32(phaseHeld))
+	began := now
+	for {
+		<-f.wake
+		pl.mu.Lock()
+		now = pl.p.now()
+		gone := f.why() != causeNone
+		switch {
+		case f.decided:
+			d = t.Decision
+			pl.held--
+			f.heldFor += now - began
+			if d.Verdict == admission.Placed {
+				f.placed = true
+				r = pl.replicas[d.Replica]
+			} else {
+				pl.flights--
+			}
+			pl.record(now, f, d)
+			pl.mu.Unlock()
+			return d, r, true
+		case gone:
+			pl.core.Leave(now, t)
+			pl.held--
+			pl.flights--
+			f.heldFor += now - began
+			pl.advance(now)
+			pl.mu.Unlock()
+			return d, nil, false
+		}
+		pl.mu.Unlock()
+	}
+}
+
+// release returns the place. It does nothing when none is owed, so that every
+// way out may call it.
+func (pl *pool) release(f *flight, e admission.End) {
+	pl.mu.Lock()
+	if f.placed {
+		f.placed = false
+		pl.flights--
+		now := pl.p.now()
+		pl.core.Done(now, &f.ticket, e)
+		pl.advance(now)
+	}
+	pl.mu.Unlock()
+}
+
+// first tells of the first content event.
+func (pl *pool) first(f *flight) {
+	pl.mu.Lock()
+	now := pl.p.now()
+	pl.core.First(now, &f.ticket)
+	pl.advance(now)
+	pl.mu.Unlock()
+}
+
+func (pl *pool) progress(f *flight, tokens int) {
+	pl.mu.Lock()
+	pl.core.Progress(pl.p.now(), &f.ticket, tokens)
+	pl.mu.Unlock()
+}
+
+// advance re-decides what is held and cancels what was revoked. Under mu.
+func (pl *pool) advance(now float64) {
+	if pl.held > 0 {
+		pl.scratch = pl.core.Advance(now, pl.scratch[:0])
+		for i, t := range pl.scratch {
+			f := t.User.(*flight)
+			f.decided = true
+			f.signal()
+			pl.scratch[i] = nil
+		}
+	}
+	pl.scratch = pl.core.Revoked(pl.scratch[:0])
+	for i, t := range pl.scratch {
+		t.User.(*flight).revokeAttempt()
+		pl.scratch[i] = nil
+	}
+	pl.rearm(now)
+}
+
+// rearm sets the timer to when the core wants to be asked next. Under mu.
+func (pl *pool) rearm(now float64) {
+	if pl.closed {
+		return
+	}
+	next := math.Inf(1)
+	if pl.flights > 0 {
+		next = now + tickEvery
+	}
+	if pl.held > 0 {
+		next = min(next, pl.core.NextWake(now))
+	}
+	// A timer that fires early is harmless; one that is moved for each
+	// request is not free.
+	if next < pl.wakeAt {
+		pl.wakeAt = next
+		pl.timer.Reset(time.Duration(max(0, next-now) * float64(time.Second)))
+	}
+}
+
+func (pl *pool) tick() {
+	pl.mu.Lock()
+	defer pl.mu.Unlock()
+	if pl.closed {
+		return
+	}
+	now := pl.p.now()
+	pl.wakeAt = math.Inf(1)
+	pl.advance(now)
+}
+
+func (pl *pool) close() {
+	pl.mu.Lock()
+	pl.closed = true
+	pl.timer.Stop()
+	reps := make([]*replica, 0, len(pl.replicas))
+	for _, r := range pl.replicas {
+		reps = append(reps, r)
+	}
+	pl.mu.Unlock()
+	for _, r := range reps {
+		r.close()
+	}
+}
+
+// DecisionRecord is one decision, for people who want to know why a request
+// went where it went.
+type DecisionRecord struct {
+	At       float64 // process seconds
+	Request  string  // its id
+	Pool     string
+	Verdict  string // placed, held, shed
+	Replica  string
+	Reason   string // of a shed
+	Attempt  int
+	Class    int
+	Prompt   int     // tokens, estimated
+	Blocks   int     // prefix fingerprints
+	TTFT     float64 // predicted, seconds
+	ITL      float64
+	Own      float64
+	Harm     float64
+	Hit      float64 // prompt tokens expected in the replica's prefix cache
+	HeldFor  float64 // seconds so far
+	Observed float64 // TTFT that came, 0 = none yet
+
+	// What the choice was between.
+	Loads []ReplicaLoad
+
+	id [64]byte
+	n  uint8
+}
+
+// ReplicaLoad is a replica's account at the moment of a decision.
+type ReplicaLoad struct {
+	Replica  fleet.ID
+	Name     string
+	State    string
+	Requests int
+	Prefill  float64 // uncached prompt tokens without a first token
+	KV       float64 // tokens held
+}
+
+// loadsKept bounds the replicas noted per decision.
+const loadsKept = 8
+
+// record notes a decision in the ring. Under mu. It allocates only until the
+// ring has been round once.
+func (pl *pool) record(now float64, f *flight, d admission.Decision) {
+	if len(pl.log) == 0 {
+		return
+	}
+	e := &pl.log[pl.logN%uint64(len(pl.log))]
+	pl.logN++
+	loads := e.Loads[:0]
+	*e = DecisionRecord{At: now, Pool: pl.name, Attempt: f.attempts + 1, Class: int(f.ticket.Work.Class), Prompt: f.ticket.Work.Prompt,
+		Blocks: len(f.ticket.Work.Blocks), TTFT: d.TTFT, ITL: d.ITL, Own: d.Own, Harm: d.Harm, Hit: d.Hit, HeldFor: f.heldFor}
+	e.n = uint8(copy(e.id[:], f.req.id))
+	switch d.Verdict {
+	case admission.Placed:
+		e.Verdict = "placed"
+		if r := pl.replicas[d.Replica]; r != nil {
+			e.Replica = r.spec.Name
+		}
+	case admission.Held:
+		e.Verdict = "held"
+	default:
+		e.Verdict = "shed"
+		e.Reason = d.Reason.String()
+	}
+	reps := pl.core.View().Replicas
+	for i := range reps {
+		if i == loadsKept {
+			break
+		}
+		v := &reps[i]
+		l := v.Load()
+		loads = append(loads, ReplicaLoad{v.ID, v.Name, v.Health.State.String(), l.Requests, l.PrefillTokens, l.KVTokens})
+	}
+	e.Loads = loads
+}
+
+// DecisionLog returns the latest decisions of all pools, newest first.
+func (p *Proxy) DecisionLog() []DecisionRecord {
+	var out []DecisionRecord
+	for _, pl := range p.pools {
+		pl.mu.Lock()
+		for i := uint64(1); i <= uint64(len(pl.log)) && i <= pl.logN; i++ {
+			e := pl.log[(pl.logN-i)%uint64(len(pl.log))]
+			e.Request = string(e.id[:e.n])
+			e.Loads = append([]ReplicaLoad(nil), e.Loads...)
+			out = append(out, e)
+		}
+		pl.mu.Unlock()
+	}
+	return out
+}

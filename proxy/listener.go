@@ -1,0 +1,228 @@
+package proxy
+
+import (
+	"crypto/tls"
+	"errors"
+	"io"
+	"net"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"time"
+)
+
+// clientConn is one client's connection as fasthttp sees it.
+//
+// fasthttp only ever reads requests from it. What it writes is dropped: every
+// answer goes out by send, from the handler, so that heads and chunks leave
+// when and as the relay wants them. The handler has written a whole answer by
+// the time fasthttp flushes its own (empty) one.
+type clientConn struct {
+	net.Conn // the TCP connection, or TLS over it
+	p        *Proxy
+	id       uint64
+	raw      syscall.RawConn // nil when the system or TLS gives none
+	readable func(fd uintptr) bool
+
+	gone   atomic.Bool // sticky: the client has left, or will send no more
+	flight flight      // the request being served; reused for the next
+
+	in      *buffer // bytes read ahead for fasthttp; nil when none
+	readN   int
+	readErr error
+	got     bool   // a byte was ever read
+	bareLF  bool   // the request line ended without CR
+	ip      string // peer's address without port
+	linger  bool   // drain what still comes before closing, so that the answer arrives
+
+	writeBy time.Time // write deadline armed
+	closed  atomic.Bool
+}
+
+// proxyListener wraps what it accepts.
+type proxyListener struct {
+	net.Listener
+	p *Proxy
+}
+
+func (l *proxyListener) Accept() (net.Conn, error) {
+	for {
+		c, err := l.Listener.Accept()
+		if err != nil {
+			return nil, err
+		}
+		if n := l.p.open.Add(1); n > int64(l.p.opt.MaxConnections) {
+			l.p.open.Add(-1)
+			l.p.refuseConnection(c)
+			continue
+		}
+		return l.p.wrap(c), nil
+	}
+}
+
+// wrap registers c with the watcher and puts TLS on it when configured.
+func (p *Proxy) wrap(c net.Conn) *clientConn {
+	cc := &clientConn{Conn: c, p: p, id: p.connID.Add(1)}
+	f := &cc.flight
+	f.conn, f.p, f.wake = cc, p, make(chan struct{}, 1)
+	f.watchFn = f.watch
+	f.body.Resolve = p.resolveFn
+	p.connMu.Lock()
+	p.conns[cc] = struct{}{}
+	p.connMu.Unlock()
+	if sc, ok := c.(syscall.Conn); ok {
+		if raw, err := sc.SyscallConn(); err == nil {
+			p.watch.add(raw, cc)
+			if p.opt.TLS == nil {
+				cc.raw = raw
+			}
+		}
+	}
+	if p.opt.TLS != nil {
+		cc.Conn = tls.Server(c, p.opt.TLS)
+	}
+	cc.readable = func(fd uintptr) bool {
+		b := getBuffer(false)
+		n, err := readFD(fd, b.b)
+		if err == errAgain {
+			putBuffer(b)
+			return false
+		}
+		if n > 0 {
+			b.w = n
+			cc.in = b
+		} else {
+			putBuffer(b)
+		}
+		cc.readN, cc.readErr = n, err
+		return true
+	}
+	return cc
+}
+
+// left is called by the watcher. Order matters: gone first, then the flight;
+// the handler begins its flight first and looks at gone then.
+func (c *clientConn) left() {
+	c.gone.Store(true)
+	c.flight.cancel(causeGone)
+}
+
+// Read is fasthttp's. A read of one byte is its wait for the next request:
+// that wait holds no buffer (see Server.ReduceMemoryUsage), and what came is
+// kept for the reads that follow.
+func (c *clientConn) Read(p []byte) (int, error) {
+	if c.in == nil {
+		if len(p) != 1 || c.raw == nil {
+			n, err := c.Conn.Read(p)
+			if n > 0 {
+				c.got = true
+			}
+			return n, err
+		}
+		if err := c.raw.Read(c.readable); err != nil {
+			return 0, err
+		}
+		if c.in == nil {
+			if c.readErr == nil {
+				return 0, io.EOF
+			}
+			return 0, c.readErr
+		}
+		c.got = true
+		c.checkFirstLine(c.in.unread())
+	}
+	n := copy(p, c.in.unread())
+	if c.in.r += n; c.in.r == c.in.w {
+		putBuffer(c.in)
+		c.in = nil
+	}
+	return n, nil
+}
+
+// checkFirstLine looks for a request line that ends in a bare LF, which
+// fasthttp lets through and does not show later.
+func (c *clientConn) checkFirstLine(p []byte) {
+	for i, b := range p {
+		if b == '\n' {
+			c.bareLF = i == 0 || p[i-1] != '\r'
+			// Empty lines before a request are allowed; look at the next line.
+			if i > 1 || c.bareLF {
+				return
+			}
+		}
+	}
+}
+
+// Write is fasthttp's, and is dropped; see clientConn.
+func (c *clientConn) Write(p []byte) (int, error) { return len(p), nil }
+
+// send writes p to the client, each write bounded by WriteTimeout. The
+// deadline is only moved when half of it has passed: moving a timer for every
+// chunk costs more than the write's own bookkeeping.
+func (c *clientConn) send(p []byte) error {
+	c.armWrite()
+	_, err := c.Conn.Write(p)
+	return err
+}
+
+// sendv is send for several pieces, in one writev where possible.
+func (c *clientConn) sendv(bufs *net.Buffers) error {
+	c.armWrite()
+	_, err := bufs.WriteTo(c.Conn)
+	return err
+}
+
+func (c *clientConn) armWrite() {
+	now := time.Now()
+	if d := c.p.opt.WriteTimeout; c.writeBy.Sub(now) < d/2 {
+		c.writeBy = now.Add(d)
+		_ = c.Conn.SetWriteDeadline(c.writeBy) // an error shows in the write
+	}
+}
+
+// Close closes once. With linger, what the client still sends is read and
+// dropped for a moment: closing with unread bytes would reset the connection
+// and could destroy the answer on its way.
+func (c *clientConn) Close() error {
+	if !c.closed.CompareAndSwap(false, true) {
+		return net.ErrClosed
+	}
+	c.p.open.Add(-1)
+	c.p.connMu.Lock()
+	delete(c.p.conns, c)
+	c.p.connMu.Unlock()
+	c.p.watch.remove(c)
+	if c.linger && !c.gone.Load() {
+		if cw, ok := c.Conn.(interface{ CloseWrite() error }); ok && cw.CloseWrite() == nil {
+			_ = c.Conn.SetReadDeadline(time.Now().Add(lingerTime))
+			_, _ = io.CopyN(io.Discard, c.Conn, lingerBytes)
+		}
+	}
+	return c.Conn.Close() // c.in stays: Shutdown closes from another goroutine than the reader's
+}
+
+// Bounds of a lingering close.
+const (
+	lingerTime  = time.Second
+	lingerBytes = 64 << 20
+)
+
+// remoteIP is the peer's address without port, made once per connection.
+func (c *clientConn) remoteIP() string {
+	if c.ip == "" {
+		switch a := c.Conn.RemoteAddr().(type) {
+		case *net.TCPAddr:
+			c.ip = a.IP.String()
+		default:
+			s := a.String()
+			if h, _, err := net.SplitHostPort(s); err == nil {
+				s = h
+			}
+			c.ip = strings.TrimSpace(s)
+		}
+	}
+	return c.ip
+}
+
+// errAgain is readFD's word for "nothing there yet".
+var errAgain = errors.New("again")

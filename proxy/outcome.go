@@ -1,0 +1,227 @@
+package proxy
+
+import (
+	"math/rand/v2"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/penstock/penstock/admission"
+	"github.com/penstock/penstock/fleet"
+	"github.com/penstock/penstock/wire"
+)
+
+// statusClientClosed is what a request counts as when its client left first.
+// It is never sent.
+const statusClientClosed = 499
+
+// cancelledWhile ends a request that has a cause to end, or whose client could
+// not be written to.
+func (f *flight) cancelledWhile(ph phase) {
+	f.closeConn = true
+	f.outcome = outcomeCancelled
+	switch {
+	case f.why() == causeShutdown && !f.wrote:
+		e := wire.NewError(wire.CodeNotReady, "the router is shutting down")
+		f.fail(e)
+		return
+	case f.why() == causeShutdown:
+	default:
+		f.status = statusClientClosed
+		f.p.metrics.cancels[ph].Inc()
+	}
+}
+
+// expire answers a request whose deadline has passed.
+func (f *flight) expire() {
+	f.outcome = outcomeCancelled
+	f.fail(wire.NewError(wire.CodeDeadlineExceeded, "the deadline of the request passed before an answer began"))
+}
+
+// refuse answers a request that found no place: at once, or on the way to
+// another attempt.
+func (f *flight) refuse(d admission.Decision, last result) {
+	f.p.metrics.sheds[d.Reason].Inc()
+	if f.attempts > 0 || last.kind == failed {
+		// Not for want of room here, but because an attempt failed and no
+		// other replica could take over.
+		f.giveUp(last)
+		return
+	}
+	f.outcome = outcomeShed
+	var e *wire.Error
+	switch d.Reason {
+	case admission.ReasonDeadline:
+		f.expire()
+		return
+	case admission.ReasonTooLong:
+		f.outcome = outcomeRefused
+		e = wire.NewError(wire.CodeContextLength, "the prompt and the least output are longer than any replica of this model can hold")
+	case admission.ReasonNotPermitted:
+		e = wire.NewError(wire.CodeNoPermittedReplica, "no live replica may serve this request")
+	case admission.ReasonNoReplica:
+		e = wire.NewError(wire.CodeCapacityExhausted, "no replica of this model is available now")
+	default:
+		e = wire.NewError(wire.CodeCapacityExhausted, "all replicas of this model are busy")
+	}
+	if e.Status == 503 && d.RetryAfter > 0 {
+		e.RetryAfter = d.RetryAfter * (0.8 + 0.4*rand.Float64()) // clients that were shed together do not return together
+	}
+	f.fail(e)
+}
+
+// giveUp answers after the last attempt. A busy replica's own words go back;
+// everything else is one 502.
+func (f *flight) giveUp(last result) {
+	f.outcome = outcomeFailed
+	f.lastEv = last.evidence
+	if last.evidence == fleet.EvidenceBusy && f.saved.set {
+		f.outcome = outcomeShed
+		f.answerSaved()
+		return
+	}
+	e := wire.NewError(wire.CodeUpstreamError, upstreamFailure(last.evidence))
+	e.Retry = f.attempts < f.p.opt.Attempts && last.evidence == fleet.EvidenceRefused
+	f.fail(e)
+}
+
+func upstreamFailure(ev fleet.Evidence) string {
+	switch ev {
+	case fleet.EvidenceRefused:
+		return "no replica could be reached"
+	case fleet.EvidenceFirstTimeout, fleet.EvidenceStalled:
+		return "no replica began to answer in time"
+	case fleet.EvidenceProtocol:
+		return "the replica's answer could not be understood"
+	}
+	return "the replicas failed to answer"
+}
+
+// answerSaved sends a replica's refusal as it came.
+func (f *flight) answerSaved() {
+	s := getScratch()
+	defer putScratch(s)
+	f.status, f.wrote = f.saved.head.status, true
+	s.b = f.appendAnswerHead(s.b, &f.saved.head, outLength, int64(len(f.saved.body.b)))
+	s.b = append(s.b, f.saved.body.b...)
+	f.sent = int64(len(f.saved.body.b))
+	if f.conn.send(s.b) != nil {
+		f.closeConn = true
+	}
+}
+
+// account counts a request that has ended and writes its line in the log.
+func (f *flight) account() {
+	p := f.p
+	m := p.metrics
+	status := f.status
+	if f.outcome == outcomeFailed && status < 500 {
+		status = 502 // a stream that broke after its 200
+	}
+	m.request(f.req.kind, status)
+	if f.outcome != outcomeNone {
+		m.outcomes[f.outcome].Inc()
+	}
+	now := p.now()
+	if f.outcome == outcomeFinished && f.replica != nil && f.status < 400 {
+		f.accountAnswer(now)
+	}
+	if p.log != nil && f.req.kind != wire.KindNone {
+		f.logLine(status, now)
+	}
+}
+
+// accountAnswer counts tokens and times of an answer that came whole.
+func (f *flight) accountAnswer(now float64) {
+	p, rm := f.p, f.replica.metrics
+	rm.e2e.Update(now - f.req.arrived)
+	if !f.req.kind.Generates() {
+		return
+	}
+	out := f.obs.Content
+	if f.usage.Seen {
+		out = f.usage.Completion
+		rm.in.Add(f.usage.Prompt)
+		rm.cached.Add(f.usage.Cached)
+	} else {
+		p.metrics.estimated.Inc()
+		rm.in.Add(f.ticket.Work.Prompt)
+	}
+	rm.out.Add(out)
+	itl := 0.0
+	if n := f.obs.Content; n > 1 {
+		itl = (now - f.firstAt) / float64(n-1)
+		rm.itl.Update(itl)
+	}
+	o := &f.pool.opt
+	ttft := f.firstAt - f.req.arrived
+	if !f.body.Stream {
+		ttft = 0 // an answer in one piece has no first token to be judged by
+	}
+	if ttft <= o.TTFTObjective+o.TTFTPer1K*float64(f.ticket.Work.Prompt)/1000 && itl <= o.ITLObjective {
+		p.metrics.sloMet.Inc()
+	} else {
+		p.metrics.sloMissed.Inc()
+	}
+}
+
+// logLine writes the access line. It has no credential and no prompt in it.
+func (f *flight) logLine(status int, now float64) {
+	ce := f.p.log.Check(zap.InfoLevel, "request")
+	if ce == nil {
+		return
+	}
+	q := &f.req
+	replicaName := ""
+	if f.replica != nil {
+		replicaName = f.replica.spec.Name
+	}
+	fields := [...]zap.Field{
+		zap.String("request_id", string(q.id)),
+		zap.String("trace_id", string(q.trace[3:35])),
+		zap.String("path", q.path),
+		zap.String("tenant", string(q.tenant)),
+		zap.String("client", f.conn.remoteIP()),
+		zap.Int("status", status),
+		zap.String("outcome", outcomeWords[f.outcome]),
+		zap.String("code", f.errCode),
+		zap.String("model", f.body.Model),
+		zap.String("replica", replicaName),
+		zap.Int("attempts", f.attempts),
+		zap.Float64("held_s", round6(f.heldFor)),
+		zap.Float64("ttft_predicted_s", round6(f.predicted)),
+		zap.Float64("ttft_s", round6(f.ttft())),
+		zap.Float64("seconds", round6(now-q.arrived)),
+		zap.Int("prompt_tokens", f.usage.Prompt),
+		zap.Int("output_tokens", f.usage.Completion),
+		zap.Int64("bytes", f.sent),
+	}
+	ce.Write(fields[:]...)
+}
+
+func (f *flight) ttft() float64 {
+	if f.firstAt == 0 {
+		return 0
+	}
+	return f.firstAt - f.req.arrived
+}
+
+func round6(v float64) float64 { return float64(int64(v*1e6+0.5)) / 1e6 }
+
+// setDeadlines works out when the request has to have been answered.
+func (f *flight) setDeadlines() {
+	q := &f.req
+	d := q.timeout
+	switch {
+	case d > 0: // X-Request-Timeout-Ms: the client's own word, it holds to the end
+	case d < 0: // the SDK's read timeout
+		d = -d
+	default:
+		d = f.p.opt.Classes[q.classIndex].Deadline
+	}
+	q.deadline = q.arrived + d.Seconds()
+	f.deadlineAt = time.Now().Add(d)
+	if q.timeout > 0 {
+		f.hardBy = f.deadlineAt
+	}
+}

@@ -1,0 +1,331 @@
+package proxy
+
+import (
+	"bytes"
+	"math/rand/v2"
+	"strconv"
+	"time"
+
+	"github.com/valyala/fasthttp"
+
+	"github.com/penstock/penstock/wire"
+)
+
+// request is what is known of one request, all of it owned: nothing in it
+// points into fasthttp's buffers, so it may outlive the RequestCtx. Its byte
+// slices are the flight's own and are overwritten by the next request on the
+// same connection; whoever keeps something longer (logs) makes a string.
+type request struct {
+	kind    wire.Kind
+	path    string // one of the API's paths: a constant
+	method  string // a constant; "" for one that the API does not know
+	uri     []byte // as it came, with query
+	id      []byte
+	trace   [55]byte // traceparent with the router's own span
+	tenant  []byte   // value of the tenant header, "" when it had none
+	headers []byte   // header lines that go on to a replica
+	ctype   []byte
+	class   []byte // X-Request-Class as it came
+
+	authorization []byte
+	apiKey        []byte
+
+	body     []byte // owned; see takeBody
+	http10   bool
+	head     bool
+	identity Identity
+
+	arrived  float64
+	deadline float64 // on the process's clock; 0 until known
+	timeout  time.Duration
+	retries  int64 // X-Stainless-Retry-Count
+
+	classIndex int
+}
+
+// reset forgets the last request but keeps the memory.
+func (r *request) reset() {
+	*r = request{uri: r.uri[:0], id: r.id[:0], tenant: r.tenant[:0], headers: r.headers[:0], ctype: r.ctype[:0],
+		class: r.class[:0], authorization: r.authorization[:0], apiKey: r.apiKey[:0]}
+}
+
+// Methods, as constants for labels and logs.
+var knownMethods = [...]string{"POST", "GET", "HEAD", "OPTIONS", "PUT", "DELETE", "PATCH", "CONNECT", "TRACE"}
+
+// load reads the head of the request in h. The error is a refusal for what
+// the head itself is: framing tricks, bad names. Identity (id, trace, tenant)
+// is set even then, as far as it could be read, since every answer echoes it.
+func (f *flight) load(h *fasthttp.RequestHeader) *wire.Error {
+	r := &f.req
+	r.reset()
+	r.arrived = f.p.now()
+	for _, m := range knownMethods {
+		if string(h.Method()) == m {
+			r.method = m
+		}
+	}
+	r.uri = append(r.uri, h.RequestURI()...)
+	r.http10 = !h.IsHTTP11()
+	r.head = r.method == "HEAD"
+	err := f.loadHeaders(h.RawHeaders())
+	f.identify()
+	switch {
+	case err != nil:
+	case f.conn.bareLF:
+		err = badRequest("a line of the request's head ends without CR")
+	case string(h.Protocol()) != "HTTP/1.1" && string(h.Protocol()) != "HTTP/1.0":
+		err = badRequest("HTTP version not supported; send HTTP/1.1")
+	case r.method == "CONNECT" || r.method == "TRACE":
+		err = methodNotAllowed()
+	case len(r.uri) == 0 || r.uri[0] != '/' || bytes.IndexByte(r.uri, '#') >= 0:
+		err = badRequest("the request target has to be a path")
+	}
+	return err
+}
+
+func badRequest(msg string) *wire.Error { return wire.NewError(wire.CodeInvalidRequest, msg) }
+
+func methodNotAllowed() *wire.Error {
+	e := wire.NewError(wire.CodeNotFound, "this path does not take this method")
+	e.Status = fasthttp.StatusMethodNotAllowed
+	return e
+}
+
+// loadHeaders walks the raw header block once: it refuses what could be read
+// in two ways, takes what the router needs, and copies what goes on.
+func (f *flight) loadHeaders(raw []byte) *wire.Error {
+	r := &f.req
+	var bad *wire.Error
+	var connection, forwardedFor, trace []byte
+	var cl, te, hosts int
+	for rest := raw; len(rest) > 0; {
+		line, next, ok := nextLine(rest)
+		if !ok {
+			bad = badRequest("a line of the request's head ends without CR, or has one inside")
+			// Go on by bare LF, to find what the answer echoes.
+			i := bytes.IndexByte(rest, '\n')
+			if i < 0 {
+				break
+			}
+			line, next = bytes.TrimRight(rest[:i], "\r"), rest[i+1:]
+		}
+		rest = next
+		if len(line) == 0 {
+			continue
+		}
+		i := bytes.IndexByte(line, ':')
+		if i <= 0 || line[0] == ' ' || line[0] == '\t' || !isToken(line[:i]) {
+			bad = badRequest("a header line is not NAME: VALUE (folded lines and spaces in names are refused)")
+			continue
+		}
+		name, value := line[:i], trimOWS(line[i+1:])
+		switch f.headerOf(name) {
+		case hHost:
+			hosts++
+			if !validHost(value) {
+				bad = badRequest("the Host header is not a host")
+			}
+		case hContentLength:
+			cl++
+		case hTransferEncoding:
+			te++
+		case hConnection:
+			if connection == nil {
+				connection = value
+			} else {
+				connection = append(append(append([]byte(nil), connection...), ','), value...)
+			}
+		case hContentType:
+			r.ctype = append(r.ctype[:0], value...)
+			r.headers = appendLine(r.headers, name, value)
+		case hCredential:
+			if len(name) == len("x-api-key") {
+				r.apiKey = append(r.apiKey[:0], value...)
+			} else {
+				r.authorization = append(r.authorization[:0], value...)
+			}
+		case hForwardedFor:
+			forwardedFor = value
+		case hForwarded:
+			if f.p.opt.TrustForwarded {
+				r.headers = appendLine(r.headers, name, value)
+			}
+		case hRequestID:
+			r.id = append(r.id[:0], value...)
+		case hTraceparent:
+			trace = value
+		case hTenant:
+			r.tenant = append(r.tenant[:0], value...)
+			r.headers = appendLine(r.headers, name, value)
+		case hClass:
+			r.class = append(r.class[:0], value...)
+		case hTimeoutMs:
+			// Takes precedence over the SDK's own, wherever it stands.
+			if ms, ok := parseDigits(value); ok && ms > 0 {
+				r.timeout = time.Duration(min(ms, 1e9)) * time.Millisecond
+			}
+		case hReadTimeout:
+			if s, err := strconv.ParseFloat(string(value), 64); err == nil && s > 0 && s < 1e6 && r.timeout == 0 {
+				r.timeout = -time.Duration(s * float64(time.Second)) // negative: the weaker source
+			}
+		case hRetryCount:
+			r.retries, _ = parseDigits(value)
+		case hHop, hExpect, hPrivate, hAcceptEncoding:
+		default:
+			r.headers = appendLine(r.headers, name, value)
+		}
+	}
+	f.trace(trace)
+	f.forwarded(forwardedFor)
+	switch {
+	case bad != nil:
+		return bad
+	case cl > 0 && te > 0:
+		return badRequest("Content-Length together with Transfer-Encoding")
+	case hosts > 1 || hosts == 0 && !r.http10:
+		return badRequest("the request needs one Host header")
+	}
+	if len(connection) > 0 {
+		r.headers = dropNamed(r.headers, connection)
+	}
+	return nil
+}
+
+// headerOf is classify with the two names that are configurable.
+func (f *flight) headerOf(name []byte) header {
+	if equalFold(name, f.p.requestHeaderLow) {
+		return hRequestID
+	}
+	if equalFold(name, f.p.tenantHeaderLow) {
+		return hTenant
+	}
+	return classify(name)
+}
+
+// identify makes the id that the client did not bring, or brought in a shape
+// that must not be echoed.
+func (f *flight) identify() {
+	r := &f.req
+	good := len(r.id) >= 1 && len(r.id) <= 128
+	for _, b := range r.id {
+		good = good && b > ' ' && b < 0x7f
+	}
+	if !good {
+		r.id = appendHex(appendHex(r.id[:0], rand.Uint64()), rand.Uint64())
+	}
+	if len(r.tenant) > 256 {
+		r.tenant = r.tenant[:256]
+	}
+	r.headers = appendLine(r.headers, f.p.requestHeader, r.id)
+	r.headers = appendLine(r.headers, headerTraceparent, r.trace[:])
+}
+
+var headerTraceparent = []byte("traceparent")
+
+// trace continues the trace of value, or starts one, with an own span.
+func (f *flight) trace(value []byte) {
+	t := f.req.trace[:0]
+	if validTrace(value) {
+		t = append(t, value[:36]...) // version, trace id and their dashes
+		t = append(appendHex(t, rand.Uint64()|1), value[52:55]...)
+		return
+	}
+	t = append(t, "00-"...)
+	t = append(appendHex(appendHex(t, rand.Uint64()|1), rand.Uint64()), '-')
+	_ = append(appendHex(t, rand.Uint64()|1), "-01"...)
+}
+
+// validTrace checks a W3C traceparent, version 00.
+func validTrace(v []byte) bool {
+	if len(v) != 55 || v[0] != '0' || v[1] != '0' || v[2] != '-' || v[35] != '-' || v[52] != '-' {
+		return false
+	}
+	hex, traceSet, spanSet := true, false, false
+	for i := 3; i < 55; i++ {
+		b := v[i]
+		if i == 35 || i == 52 {
+			continue
+		}
+		hex = hex && (b >= '0' && b <= '9' || b >= 'a' && b <= 'f')
+		traceSet = traceSet || i < 35 && b != '0'
+		spanSet = spanSet || i > 35 && i < 52 && b != '0'
+	}
+	return hex && traceSet && spanSet
+}
+
+const hexDigits = "0123456789abcdef"
+
+func appendHex(dst []byte, v uint64) []byte {
+	for i := 60; i >= 0; i -= 4 {
+		dst = append(dst, hexDigits[v>>uint(i)&15])
+	}
+	return dst
+}
+
+// forwarded writes X-Forwarded-For by the trust rule: replaced by the peer's
+// address, or with TrustForwarded, the peer's address appended.
+func (f *flight) forwarded(came []byte) {
+	h := append(f.req.headers, "X-Forwarded-For: "...)
+	if f.p.opt.TrustForwarded && len(came) > 0 {
+		h = append(append(h, came...), ", "...)
+	}
+	f.req.headers = append(append(h, f.conn.remoteIP()...), "\r\n"...)
+}
+
+func appendLine(dst, name, value []byte) []byte {
+	dst = append(append(dst, name...), ": "...)
+	return append(append(dst, value...), "\r\n"...)
+}
+
+// dropNamed takes out of a block of lines those that a Connection header
+// names. Framing is rebuilt by the router and so is never in the block.
+func dropNamed(block, connection []byte) []byte {
+	out := block[:0]
+	for rest := block; len(rest) > 0; {
+		i := bytes.IndexByte(rest, '\n') + 1
+		line := rest[:i]
+		rest = rest[i:]
+		if c := bytes.IndexByte(line, ':'); c > 0 && named(connection, line[:c]) && classifyKept(line[:c]) {
+			continue
+		}
+		out = append(out, line...)
+	}
+	return out
+}
+
+// classifyKept tells whether a Connection header may take the header away:
+// not what the router itself puts there.
+func classifyKept(name []byte) bool {
+	switch classify(name) {
+	case hForwardedFor, hTraceparent, hContentType:
+		return false
+	}
+	return true
+}
+
+// validHost takes a host with optional port: no user info, no path, no space.
+func validHost(v []byte) bool {
+	if len(v) == 0 || len(v) > 255 {
+		return false
+	}
+	for _, b := range v {
+		if b <= ' ' || b >= 0x7f || b == '@' || b == '/' || b == '\\' || b == '?' || b == '#' || b == ',' {
+			return false
+		}
+	}
+	return true
+}
+
+// takeBody moves the body's buffer from fasthttp to the flight.
+func (f *flight) takeBody(req *fasthttp.Request) { f.req.body = req.SwapBody(nil) }
+
+// bodyKeep bounds the body buffer that a connection keeps for its next request.
+const bodyKeep = 16 << 10
+
+// dropBody gives up the body once no attempt can need it any more, so that a
+// long stream does not hold a long prompt.
+func (f *flight) dropBody() {
+	if cap(f.req.body) > bodyKeep {
+		f.req.body = nil
+	}
+}

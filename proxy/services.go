@@ -1,0 +1,164 @@
+package proxy
+
+import (
+	"errors"
+	"fmt"
+	"net/url"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/VictoriaMetrics/metrics"
+	"github.com/valyala/fasthttp"
+
+	"github.com/penstock/penstock/telemetry"
+	"github.com/penstock/penstock/wire"
+)
+
+// ServiceOptions is one auxiliary service: a plain HTTP service that the
+// router passes a path prefix to. It has its own breaker, connection limit
+// and time-out, so that its outage touches no inference request.
+type ServiceOptions struct {
+	Name        string        // the error code is NAME_unavailable
+	Prefix      string        // /retrieval/: requests whose path begins with it, which is passed on whole
+	URL         string        // http://host:port
+	Connections int           // at most; 0 = 64; more requests at a time are refused
+	Timeout     time.Duration // for a whole answer; 0 = 5s
+}
+
+// The breaker of a service opens after this many failures in a row, for
+// breakerOpen, doubling up to breakerMax; then one request is let through.
+const (
+	breakerFails = 3
+	breakerOpen  = time.Second
+	breakerMax   = 30 * time.Second
+)
+
+// breaker is a service's. now is seconds.
+type breaker struct {
+	mu    sync.Mutex
+	fails int
+	opens int
+	until float64
+	trial bool
+}
+
+// allow tells whether a request may go; when not, wait is how long the
+// breaker stays open.
+func (b *breaker) allow(now float64) (ok bool, wait float64) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	switch {
+	case b.fails < breakerFails:
+		return true, 0
+	case now < b.until:
+		return false, b.until - now
+	case b.trial:
+		return false, breakerOpen.Seconds()
+	}
+	b.trial = true
+	return true, 0
+}
+
+func (b *breaker) report(now float64, good bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.trial = false
+	if good {
+		b.fails, b.opens = 0, 0
+		return
+	}
+	if b.fails++; b.fails >= breakerFails {
+		d := min(breakerOpen<<min(b.opens, 8), breakerMax)
+		b.opens++
+		b.until = now + d.Seconds()
+	}
+}
+
+// service is one auxiliary service's route.
+type service struct {
+	o                   ServiceOptions
+	client              *fasthttp.HostClient
+	host                string
+	breaker             breaker
+	ok, failed, refused *metrics.Counter
+}
+
+func newService(o ServiceOptions, reg *telemetry.Registry, maxBody int) (*service, error) {
+	u, err := url.Parse(o.URL)
+	if err != nil || u.Host == "" || (u.Scheme != "http" && u.Scheme != "https") {
+		return nil, fmt.Errorf("services: %s: url %q is not http://host:port", o.Name, o.URL)
+	}
+	if !strings.HasPrefix(o.Prefix, "/") || len(o.Prefix) < 2 {
+		return nil, fmt.Errorf("services: %s: prefix %q has to begin with / and name a path", o.Name, o.Prefix)
+	}
+	if o.Connections == 0 {
+		o.Connections = 64
+	}
+	if o.Timeout == 0 {
+		o.Timeout = 5 * time.Second
+	}
+	addr := u.Host
+	if u.Port() == "" {
+		addr += map[string]string{"http": ":80", "https": ":443"}[u.Scheme]
+	}
+	s := &service{o: o, host: u.Host, client: &fasthttp.HostClient{
+		Addr: addr, IsTLS: u.Scheme == "https", Name: "penstock", MaxConns: o.Connections, MaxResponseBodySize: max(maxBody, 1<<20),
+		ReadTimeout: o.Timeout, WriteTimeout: o.Timeout, NoDefaultUserAgentHeader: true, DisablePathNormalizing: true,
+		RetryIfErr: func(*fasthttp.Request, int, error) (bool, bool) { return false, false }, // never repeated: it may have effects
+	}}
+	s.ok = reg.Counter(telemetry.ServiceRequests, o.Name, "ok")
+	s.failed = reg.Counter(telemetry.ServiceRequests, o.Name, "error")
+	s.refused = reg.Counter(telemetry.ServiceRequests, o.Name, "refused")
+	return s, nil
+}
+
+// dropped are the headers that are not passed on: those that belong to one
+// connection, and the client's credentials for this router.
+var dropped = []string{"Connection", "Keep-Alive", "Proxy-Authorization", "Proxy-Connection", "Te", "Trailer", "Transfer-Encoding", "Upgrade", "Authorization", "X-Api-Key"}
+
+// serve passes the request on and copies the answer into ctx. A non-nil error
+// is the router's own answer.
+func (s *service) serve(ctx *fasthttp.RequestCtx, now func() float64) *wire.Error {
+	ok, wait := s.breaker.allow(now())
+	if !ok {
+		s.refused.Inc()
+		e := wire.ServiceUnavailable(s.o.Name, "service %s is down; it is tried again by itself", s.o.Name)
+		e.RetryAfter = wait
+		return e
+	}
+	good := false
+	defer func() { s.breaker.report(now(), good) }()
+	req, resp := fasthttp.AcquireRequest(), fasthttp.AcquireResponse()
+	defer fasthttp.ReleaseRequest(req)
+	defer fasthttp.ReleaseResponse(resp)
+	ctx.Request.CopyTo(req)
+	for _, h := range dropped {
+		req.Header.Del(h)
+	}
+	req.SetHost(s.host)
+	req.SetTimeout(s.o.Timeout)
+	err := s.client.Do(req, resp)
+	if errors.Is(err, fasthttp.ErrNoFreeConns) {
+		good = true // full is not broken
+		s.refused.Inc()
+		e := wire.ServiceUnavailable(s.o.Name, "service %s has no free connection of %d", s.o.Name, s.o.Connections)
+		e.RetryAfter = 1
+		return e
+	}
+	if err != nil {
+		s.failed.Inc()
+		return wire.ServiceUnavailable(s.o.Name, "service %s did not answer", s.o.Name)
+	}
+	good = resp.StatusCode() < 500
+	if good {
+		s.ok.Inc()
+	} else {
+		s.failed.Inc()
+	}
+	for _, h := range dropped {
+		resp.Header.Del(h)
+	}
+	resp.CopyTo(&ctx.Response)
+	return nil
+}
