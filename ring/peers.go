@@ -80,7 +80,7 @@ type peer struct {
 	name, addr string
 	known      bool // has been a member; strangers' words are kept but do not count
 	state      peerState
-	heard      float64 // arrival of its newest word, less what it was held up
+	heard      float64 // arrival of its newest word; of a relayed or very late one, when it was made
 	since      float64 // of state
 	delay      float64 // one way, from round trips; 0 = not known
 	offset     float64 // least (our clock - its clock) seen
@@ -88,6 +88,11 @@ type peer struct {
 	offsetOf   uint64 // epoch that offset is for; 0 = none
 	dirty      bool   // changed since the last delivery
 }
+
+// staleAfter is how much longer than the fastest one (s) a datagram may be
+// under way and still show that its router is there now. Slow gossip is late,
+// not lost; but what comes out of a queue after a partition is history.
+const staleAfter = 2.0
 
 // table is all routers as one of them sees them. It is pure: it has no clock
 // and does no I/O.
@@ -99,6 +104,7 @@ type table struct {
 	order     []string  // names of own replicas, as in the snapshot
 	loads     []Account // own, for assumed peers
 	holdShare float64   // s that a silent router's share is left to it
+	leaving   bool      // all that is published from now on is empty and says so
 }
 
 func newTable(self string, epoch uint64, holdShare float64) *table {
@@ -110,7 +116,11 @@ func newTable(self string, epoch uint64, holdShare float64) *table {
 func (t *table) publish(s *Snapshot, now, interval float64) {
 	t.self.seq++
 	t.self.interval = interval
+	if t.leaving {
+		s = &Snapshot{}
+	}
 	t.self.own(s, now)
+	t.self.meta.leaving = t.leaving
 	same := len(t.order) == len(s.Replicas)
 	for i := 0; same && i < len(t.order); i++ {
 		same = t.order[i] == s.Replicas[i].Name
@@ -177,14 +187,18 @@ func (t *table) hear(m *message, now float64) (news, bumped bool) {
 		return false, false
 	}
 	p := t.peer(m.router)
-	heard := now - m.age
+	age, held := m.age, m.age
 	if m.stamp != 0 {
-		heard = now - p.heldUp(m, now)
+		late := p.heldUp(m, now)
+		age = max(late, p.delay) // both are bounds from below
+		if held = 0; late > staleAfter {
+			held = late
+		}
 	}
-	if !t.state.apply(m, heard-p.delay) {
+	if !t.state.apply(m, now-age) {
 		return false, false
 	}
-	p.heard = max(p.heard, heard)
+	p.heard = max(p.heard, now-held)
 	p.dirty = true
 	t.judge(p, now)
 	return true, false

@@ -1,0 +1,484 @@
+package ring
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"log"
+	"math/rand/v2"
+	"net"
+	"net/netip"
+	"sync"
+	"time"
+
+	"github.com/VictoriaMetrics/metrics"
+	"github.com/hashicorp/memberlist"
+	"github.com/penstock/penstock/telemetry"
+	"go.uber.org/zap"
+)
+
+// Node is this router among its peers.
+type Node struct {
+	opts  Options
+	log   *zap.Logger
+	keys  *keyring
+	guard *guard
+	ml    *memberlist.Memberlist
+	count nodeCounts
+	start time.Time
+
+	mu       sync.Mutex // of what follows; never held while memberlist is called
+	table    *table
+	msg      message
+	relaying encoder
+
+	wake  chan struct{} // the deliverer has something to look at
+	stop  chan struct{}
+	once  sync.Once
+	tasks sync.WaitGroup
+}
+
+type nodeCounts struct {
+	ok, old, garbage, unknown    *metrics.Counter
+	streamOK, streamBad, streamF *metrics.Counter
+}
+
+// New starts a node: it listens, joins in the background and sends its account
+// to whoever is there. A router without any peer works alone.
+func New(o Options) (*Node, error) {
+	if err := o.Validate(); err != nil {
+		return nil, err
+	}
+	if o.Log == nil {
+		o.Log = zap.NewNop()
+	}
+	if o.Metrics == nil {
+		o.Metrics = telemetry.New()
+	}
+	keys, err := newKeyring(o.Keys)
+	if err != nil {
+		return nil, err
+	}
+	n := &Node{opts: o, log: o.Log.Named("peers"), keys: keys, start: time.Now(),
+		wake: make(chan struct{}, 1), stop: make(chan struct{})}
+	if n.opts.Now == nil {
+		n.opts.Now = func() float64 { return time.Since(n.start).Seconds() }
+	}
+	epoch := o.epoch
+	if epoch == 0 {
+		epoch = uint64(max(1, time.Now().UnixMilli()))
+	}
+	n.table = newTable(o.Name, epoch, o.HoldShare.Seconds())
+	inner := o.transport
+	if inner == nil {
+		t, err := listen(o.Bind, o.Advertise)
+		if err != nil {
+			return nil, err
+		}
+		inner = t
+	}
+	n.guard = newGuard(inner, keys, o.allow, o.Metrics)
+	n.register(o.Metrics)
+	if n.ml, err = memberlist.Create(n.config()); err != nil {
+		n.guard.Shutdown()
+		return nil, fmt.Errorf("peers: %w", err)
+	}
+	n.run(n.publishLoop, n.deliverLoop, n.joinLoop, n.tendLoop)
+	return n, nil
+}
+
+func (n *Node) run(loops ...func()) {
+	for _, f := range loops {
+		n.tasks.Add(1)
+		go func() {
+			defer n.tasks.Done()
+			f()
+		}()
+	}
+}
+
+// config is memberlist's: its defaults for a LAN, except for what is said here.
+func (n *Node) config() *memberlist.Config {
+	c := memberlist.DefaultLANConfig()
+	c.Name = n.opts.Name
+	c.Transport = n.guard
+	c.Keyring = n.keys.list
+	c.Delegate, c.Events, c.Ping, c.Conflict = delegate{n}, delegate{n}, delegate{n}, delegate{n}
+	c.Logger = log.New(&logWriter{log: n.log, forged: n.count.streamF.Inc}, "", 0)
+	c.EnableCompression = false   // accounts do not compress
+	c.UDPBufferSize = MaxDatagram // so that it passes whatever path our own pass
+	c.TCPTimeout = 2 * time.Second
+	c.DeadNodeReclaimTime = 5 * time.Second // a restarted pod has another address
+	if len(n.opts.allow) > 0 {
+		for _, p := range n.opts.allow {
+			c.CIDRsAllowed = append(c.CIDRsAllowed, net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())})
+		}
+	}
+	return c
+}
+
+func (n *Node) register(reg *telemetry.Registry) {
+	n.count = nodeCounts{
+		ok:        reg.Counter(telemetry.PeerDatagrams, "ok"),
+		old:       reg.Counter(telemetry.PeerDatagrams, "old"),
+		garbage:   reg.Counter(telemetry.PeerDatagrams, "garbage"),
+		unknown:   reg.Counter(telemetry.PeerDatagrams, "unknown_version"),
+		streamOK:  reg.Counter(telemetry.PeerStreams, "ok"),
+		streamBad: reg.Counter(telemetry.PeerStreams, "garbage"),
+		streamF:   reg.Counter(telemetry.PeerStreams, "forged"),
+	}
+	gauge := func(d *telemetry.Def, f func(s *Status) float64, labels ...string) {
+		reg.Gauge(d, func() float64 {
+			n.mu.Lock()
+			defer n.mu.Unlock()
+			s := n.table.status(n.opts.Now(), false)
+			return f(&s)
+		}, labels...)
+	}
+	gauge(telemetry.PeerMembers, func(s *Status) float64 { return float64(s.Fresh) }, "fresh")
+	gauge(telemetry.PeerMembers, func(s *Status) float64 { return float64(s.Silent) }, "silent")
+	gauge(telemetry.PeerMembers, func(s *Status) float64 { return float64(s.Lost) }, "lost")
+	gauge(telemetry.PeerShare, func(s *Status) float64 { return s.Share })
+	gauge(telemetry.PeerDrift, func(s *Status) float64 { return float64(s.Drift) })
+	gauge(telemetry.PeerUnknown, func(s *Status) float64 { return float64(s.Unknown) })
+	gauge(telemetry.PeerInterval, func(s *Status) float64 { return s.Interval })
+}
+
+// Members describes this router and all peers, with their accounts.
+func (n *Node) Members() Status {
+	local := n.ml.LocalNode().Address()
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	s := n.table.status(n.opts.Now(), true)
+	s.Addr = local
+	return s
+}
+
+// PeerBudget sums what the fresh peers have counted of a pool in the last 10 s.
+func (n *Node) PeerBudget(pool string) (requests, attempts int) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.table.budget(pool)
+}
+
+// PeerRepeats sums what the fresh peers have counted of a request's repeats
+// (Snapshot.Storms).
+func (n *Node) PeerRepeats(request uint64) int {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.table.repeats(request)
+}
+
+// SetKeys makes keys the only ones; the first encrypts. With a KeyFile that is
+// done by itself when the file changes.
+func (n *Node) SetKeys(keys [][]byte) error { return n.keys.set(keys) }
+
+// Leave tells the peers that this router is going and that its account is
+// void, and ends the node. Call it when the last request has ended.
+func (n *Node) Leave(ctx context.Context) error {
+	if !n.halt() {
+		return nil
+	}
+	n.farewell()
+	wait := time.Second
+	if d, ok := ctx.Deadline(); ok {
+		wait = max(time.Millisecond, min(wait, time.Until(d)))
+	}
+	err := errors.Join(n.ml.Leave(wait), n.ml.Shutdown())
+	done := make(chan struct{})
+	go func() { n.tasks.Wait(); close(done) }()
+	select {
+	case <-done:
+	case <-ctx.Done(): // a join under way ends by its own time-out
+	}
+	return err
+}
+
+// Close ends the node without telling anyone.
+func (n *Node) Close() error {
+	if !n.halt() {
+		return nil
+	}
+	err := n.ml.Shutdown()
+	n.tasks.Wait()
+	return err
+}
+
+// halt tells the loops to end; true the first time.
+func (n *Node) halt() bool {
+	first := false
+	n.once.Do(func() { first = true; close(n.stop) })
+	return first
+}
+
+// sleep waits for d; false means that the node ends.
+func (n *Node) sleep(d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return true
+	case <-n.stop:
+		return false
+	}
+}
+
+// target is a peer to send to.
+type target struct {
+	node memberlist.Node
+	away bool // not heard of for now: told seldom, so that a healed partition is noticed at once
+}
+
+// packetOverhead is what a datagram costs on the wire besides its payload:
+// memberlist's, UDP and IPv4 headers.
+const packetOverhead = memberlistOverhead + 28
+
+// publishLoop sends this router's account to all peers, again and again.
+func (n *Node) publishLoop() {
+	var snap Snapshot
+	var enc encoder
+	var parts [][]byte
+	var targets []target
+	interval := n.opts.Interval
+	lastHot := 0
+	for round := 0; ; round++ {
+		if !n.sleep(interval + time.Duration((rand.Float64()-0.5)*0.2*float64(interval))) {
+			return
+		}
+		snap.Reset()
+		n.opts.Snapshot(&snap)
+		withHot := round == 0 || round-lastHot >= hotEvery(len(snap.Hot))
+		if withHot {
+			lastHot = round
+		}
+		n.mu.Lock()
+		n.table.publish(&snap, n.opts.Now(), interval.Seconds())
+		n.encode(&enc, interval, withHot)
+		targets = n.targets(targets[:0])
+		n.mu.Unlock()
+		parts = enc.parts(parts[:0])
+		bits := 0
+		for i := range targets {
+			if targets[i].away && round%5 != 0 {
+				continue
+			}
+			for _, p := range parts {
+				n.ml.SendBestEffort(&targets[i].node, p) // lost ones are repaired by the next
+				bits += 8 * (len(p) + packetOverhead)
+			}
+		}
+		interval = n.stretched(bits)
+		n.poke()
+	}
+}
+
+// hotEvery is how many rounds pass between two sends of the hot prefixes.
+func hotEvery(n int) int {
+	if n == 0 {
+		return 25
+	}
+	return 5
+}
+
+// stretched is the interval that keeps the bandwidth when a round costs bits.
+func (n *Node) stretched(bits int) time.Duration {
+	d := time.Duration(float64(bits) / float64(n.opts.Bandwidth) * float64(time.Second))
+	return min(max(d, n.opts.Interval), max(longestInterval, n.opts.Interval))
+}
+
+// encode encodes the current round. n.mu is held.
+func (n *Node) encode(enc *encoder, interval time.Duration, withHot bool) {
+	r := &n.table.self
+	enc.reset(maxPayload)
+	h := header{router: r.name, epoch: r.epoch, seq: r.seq, interval: interval.Seconds(),
+		stamp: uint64(time.Since(n.start)/time.Millisecond) + 1}
+	enc.round(&h, r, withHot)
+}
+
+// tellLost is how long (s) a lost router is told on. Whoever comes back later
+// than that is found by the join list.
+const tellLost = 3600
+
+// targets appends whom to send to. n.mu is held.
+func (n *Node) targets(dst []target) []target {
+	now := n.opts.Now()
+	for _, name := range n.table.sorted() {
+		p := n.table.peers[name]
+		if !p.known || p.state == peerLeft || p.state == peerLost && now-p.since > tellLost {
+			continue
+		}
+		ap, err := netip.ParseAddrPort(p.addr)
+		if err != nil {
+			continue
+		}
+		dst = append(dst, target{away: p.state == peerLost,
+			node: memberlist.Node{Name: name, Addr: ap.Addr().AsSlice(), Port: ap.Port(), PMax: 5}})
+	}
+	return dst
+}
+
+// farewell sends the last words, three times since any may be lost.
+func (n *Node) farewell() {
+	var enc encoder
+	n.mu.Lock()
+	n.table.leaving = true
+	n.table.publish(&Snapshot{}, n.opts.Now(), n.opts.Interval.Seconds())
+	n.encode(&enc, n.opts.Interval, true)
+	targets := n.targets(nil)
+	n.mu.Unlock()
+	for try := range 3 {
+		if try > 0 {
+			time.Sleep(20 * time.Millisecond)
+		}
+		for i := range targets {
+			for _, p := range enc.parts(nil) {
+				n.ml.SendBestEffort(&targets[i].node, p)
+			}
+		}
+	}
+}
+
+func (n *Node) poke() {
+	select {
+	case n.wake <- struct{}{}:
+	default:
+	}
+}
+
+// gather is how long the deliverer lets news gather: a round of 16 routers
+// then takes some tens of deliveries a second and not hundreds.
+const gather = 5 * time.Millisecond
+
+// deliverLoop gives what changed to OnPeers and ends accounts in time.
+func (n *Node) deliverLoop() {
+	var views []PeerView
+	var silent []string
+	timer := time.NewTimer(time.Hour)
+	defer timer.Stop()
+	for {
+		n.mu.Lock()
+		now := n.opts.Now()
+		silent = n.table.tick(now, silent[:0])
+		views = n.table.views(views[:0], now)
+		next := n.table.next(now) - now
+		n.mu.Unlock()
+		if len(views) > 0 {
+			n.opts.OnPeers(views)
+		}
+		if len(silent) > 0 {
+			n.run(func() { n.ask(silent) })
+			silent = nil
+		}
+		timer.Reset(time.Duration(max(next, 0.001)*float64(time.Second)) + time.Millisecond)
+		select {
+		case <-n.stop:
+			return
+		case <-timer.C:
+		case <-n.wake:
+			if !n.sleep(gather) {
+				return
+			}
+		}
+	}
+}
+
+// hear takes one message of another router.
+func (n *Node) hear(p []byte) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if err := n.msg.decode(p); err != nil {
+		if errors.Is(err, errUnknownVersion) {
+			n.count.unknown.Inc()
+		} else {
+			n.count.garbage.Inc()
+		}
+		return err
+	}
+	news, bumped := n.table.hear(&n.msg, n.opts.Now())
+	switch {
+	case bumped:
+		n.log.Warn("another router speaks under this one's name, or the clock went back over a restart", zap.String("router", n.opts.Name))
+	case news:
+		n.count.ok.Inc()
+		n.poke()
+	default:
+		n.count.old.Inc()
+	}
+	return nil
+}
+
+// delegate is what memberlist calls. It is called with memberlist's locks
+// held: nothing in it may call memberlist.
+type delegate struct{ n *Node }
+
+func (delegate) NodeMeta(int) []byte             { return nil }
+func (delegate) GetBroadcasts(int, int) [][]byte { return nil }
+func (delegate) AckPayload() []byte              { return nil }
+
+func (d delegate) NotifyMsg(p []byte) { d.n.hear(p) }
+
+func (d delegate) NotifyPingComplete(o *memberlist.Node, rtt time.Duration, _ []byte) {
+	d.n.mu.Lock()
+	d.n.table.roundTrip(o.Name, rtt.Seconds())
+	d.n.mu.Unlock()
+}
+
+func (d delegate) NotifyJoin(o *memberlist.Node) {
+	if o.Name == d.n.opts.Name {
+		return
+	}
+	d.n.mu.Lock()
+	d.n.table.join(o.Name, o.Address(), d.n.opts.Now())
+	d.n.mu.Unlock()
+	d.n.poke()
+}
+
+func (d delegate) NotifyUpdate(o *memberlist.Node) { d.NotifyJoin(o) }
+
+// NotifyLeave is of no use: memberlist does not say whether a router left or
+// was lost, and takes seconds for the latter.
+func (delegate) NotifyLeave(*memberlist.Node) {}
+
+func (d delegate) NotifyConflict(existing, other *memberlist.Node) {
+	d.n.log.Warn("two routers have one name; give them different ones (peers.name)",
+		zap.String("router", existing.Name), zap.String("addr", existing.Address()), zap.String("other_addr", other.Address()))
+}
+
+// LocalState is all that this router knows, for a push/pull: messages, each
+// after its length.
+func (d delegate) LocalState(bool) []byte {
+	n := d.n
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	var out []byte
+	now := n.opts.Now()
+	add := func(r *routerState) {
+		if r == nil || r.seq == 0 {
+			return
+		}
+		n.relaying.reset(maxPayload)
+		n.relaying.relay(r, now)
+		for _, p := range n.relaying.parts(nil) {
+			out = binary.AppendUvarint(out, uint64(len(p)))
+			out = append(out, p...)
+		}
+	}
+	add(&n.table.self)
+	for _, name := range n.table.sorted() {
+		add(n.table.state.routers[name])
+	}
+	return out
+}
+
+func (d delegate) MergeRemoteState(p []byte, _ bool) {
+	for len(p) > 0 {
+		size, k := binary.Uvarint(p)
+		if k <= 0 || size > uint64(len(p)-k) || d.n.hear(p[k:k+int(size)]) != nil {
+			d.n.count.streamBad.Inc()
+			return
+		}
+		p = p[k+int(size):]
+	}
+	d.n.count.streamOK.Inc()
+}
