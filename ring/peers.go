@@ -198,7 +198,9 @@ func (t *table) hear(m *message, now float64) (news, bumped bool) {
 	if !t.state.apply(m, now-age) {
 		return false, false
 	}
-	p.heard = max(p.heard, now-held)
+	if m.seq == t.state.routers[m.router].seq { // what is missing of an earlier round is no sign of life
+		p.heard = max(p.heard, now-held)
+	}
 	p.dirty = true
 	t.judge(p, now)
 	return true, false

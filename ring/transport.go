@@ -153,6 +153,9 @@ func (g *guard) DialTimeout(addr string, timeout time.Duration) (net.Conn, error
 }
 
 func (g *guard) DialAddressTimeout(a memberlist.Address, timeout time.Duration) (net.Conn, error) {
+	if ap, err := netip.ParseAddrPort(a.Addr); len(g.allow) > 0 && (err != nil || !contains(g.allow, ap.Addr())) {
+		return nil, fmt.Errorf("peer %s is not in peers.allow", a.Addr)
+	}
 	c, err := g.NodeAwareTransport.DialAddressTimeout(a, timeout)
 	if err != nil {
 		return nil, err
