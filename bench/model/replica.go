@@ -9,6 +9,9 @@ type Replica struct {
 	// Tokens asks for a Token event per output token, and so for single steps:
 	// for a caller that streams. Without it, decode-only stretches are bulk.
 	Tokens bool
+	// OnStep, when set, is told of each step made: sequences and tokens in it,
+	// and its duration in seconds. Not called for bulk stretches.
+	OnStep func(seqs, tokens int, seconds float64)
 
 	cache   *cache
 	pending seqHeap // in the front end, by the time they reach the queue
@@ -32,6 +35,7 @@ type Replica struct {
 	stepFixed  float64 // s per step without KV growth
 	stepGrow   float64 // s more for each further step of the stretch
 	chunks     []chunk
+	stepTokens int
 
 	slow     float64
 	frozenAt float64 // NaN = running
@@ -129,7 +133,7 @@ func (r *Replica) Kill(now float64) []*Seq {
 		s.prev, s.next, s.held = nil, nil, s.held[:0]
 	}
 	fresh := New(r.Profile)
-	fresh.Tokens, fresh.slow, fresh.frozenAt, fresh.stats, fresh.order = r.Tokens, r.slow, r.frozenAt, r.stats, r.order
+	fresh.Tokens, fresh.OnStep, fresh.slow, fresh.frozenAt, fresh.stats, fresh.order = r.Tokens, r.OnStep, r.slow, r.frozenAt, r.stats, r.order
 	*r = *fresh
 	return lost
 }
@@ -227,6 +231,9 @@ func (r *Replica) finishStretch() {
 	now, n, k := r.end, len(r.decode), r.steps
 	dur := now - r.start
 	r.stats.Steps += float64(k)
+	if r.OnStep != nil && !r.bulk {
+		r.OnStep(n+len(r.chunks), r.stepTokens, dur)
+	}
 	if n > 0 {
 		r.stats.OutputTokens += float64(n) * float64(k)
 		r.stats.ITLCount += float64(n) * float64(k)

@@ -31,7 +31,7 @@ func (r *Replica) schedule(t float64) {
 	p := &r.Profile
 	dec := len(r.decode)
 	seqs := dec + len(r.chunks)
-	r.busy, r.start = true, t
+	r.busy, r.start, r.stepTokens = true, t, dec+tokens
 	r.stepFixed = p.StepTime(seqs, dec+tokens, r.kv, attn)
 	r.stepGrow = p.D * float64(dec)
 	r.steps, r.bulk = 1, false
