@@ -143,7 +143,6 @@ type Class struct {
 	Wait      time.Duration `yaml:"wait"`
 	Deadline  time.Duration `yaml:"deadline"`
 	MinShare  Ratio         `yaml:"min_share"`
-	Default   bool          `yaml:"default"`
 	Objective *Objective    `yaml:"objective"` // nil = the pool's
 	Defer     bool          `yaml:"defer"`
 }

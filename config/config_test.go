@@ -74,7 +74,6 @@ func TestEachMistakeIsNamedWithItsPlace(t *testing.T) {
 		{"objective", "pools: [{name: a, objective: {ttft_per_1k: 1s}, replicas: {static: [\"http://h:1\"]}}]\n", `is added to ttft, which is not given`},
 		{"dns type", "pools: [{name: a, replicas: {dns: {name: x, type: MX}}}]\n", `"MX" is unknown`},
 		{"class wait", "classes: [{name: a, wait: 10s, deadline: 5s}]\n" + minimal, `classes[0].wait: 10s is longer than the class's deadline 5s`},
-		{"two defaults", "classes: [{name: a, default: true}, {name: b, default: true}]\n" + minimal, `classes[0] is the default class already`},
 		{"deferral", "classes: [{name: a, defer: true}]\n" + minimal, `classes[0].defer: is not supported yet by this version`},
 		{"later section", "peers: {bind: \":7946\"}\n" + minimal, `p.yaml:1:peers: is not supported yet by this version; leave it out`},
 		{"later key", "tenants: {jwt: {issuer: x}}\n" + minimal, `p.yaml:1:tenants.jwt: is not supported yet by this version`},

@@ -18,11 +18,11 @@ var Options = []Option{
 	{Path: "admin", Default: "127.0.0.1:9090", Doc: "Address of the admin listener: /metrics, the console, /admin/v1/, /debug/pprof/. It asks for no credentials, so it is on the loopback unless you say otherwise. \"off\" = none."},
 
 	{Path: "pools[].name", Doc: "The pool's name, in metrics, logs and tiers. Required, unique."},
-	{Path: "pools[].models", Live: true, Doc: "Model names that the pool serves. Asked from the replicas when left out."},
-	{Path: "pools[].aliases", Live: true, Doc: "Further names by which clients may ask; the name is rewritten to the pool's first model. A list, or a mapping from alias to model."},
+	{Path: "pools[].models", Doc: "Model names that the pool serves. Asked from the replicas when left out."},
+	{Path: "pools[].aliases", Doc: "Further names by which clients may ask; the name is rewritten to the pool's first model. A list, or a mapping from alias to model."},
 	{Path: "pools[].replicas.static", Live: true, Doc: "Replica URLs: the server's root (http://host:8000), without /v1. A base path is kept. host:port alone means http."},
-	{Path: "pools[].replicas.file", Doc: "A file in Prometheus file_sd format (JSON or YAML), watched: targets are host:port, the labels __scheme__ and __metrics_path__ are not used."},
-	{Path: "pools[].replicas.http", Doc: "URL of a Prometheus http_sd endpoint, asked every 15 s."},
+	{Path: "pools[].replicas.file", Doc: "A file in Prometheus file_sd format (JSON or YAML), watched: targets are host:port or a URL, the label __scheme__ is heeded, region and domain are taken over the pool's."},
+	{Path: "pools[].replicas.http", Doc: "URL of a Prometheus http_sd endpoint, asked every 30 s."},
 	{Path: "pools[].replicas.dns.name", Doc: "A DNS name whose addresses are the replicas, asked again every 15 s."},
 	{Path: "pools[].replicas.dns.type", Default: "A", Doc: "Record type: A, AAAA or SRV."},
 	{Path: "pools[].replicas.dns.port", Default: "8000", Doc: "Port of each replica (vLLM's default); SRV records bring their own."},
@@ -48,11 +48,10 @@ var Options = []Option{
 	{Path: "pools[].shadow", Doc: "A second policy that decides too and is counted, and does not act."},
 	{Path: "pools[].concurrency", Default: "0", Doc: "Most requests at one replica, the other routers' included; 0 = no cap but what the objective, KV cache and max_seqs allow."},
 
-	{Path: "classes[].name", Doc: "The class's name, as in X-Request-Class. The first class is the most important. Without classes there is one, named standard."},
+	{Path: "classes[].name", Doc: "The class's name, as in X-Request-Class. The first class is the most important, and that of requests that name none: a client can lower its class, never raise it. Without classes there is one, named standard."},
 	{Path: "classes[].wait", Default: "30s", Doc: "How long a request may be held at the router before it is shed. 0s = never held."},
 	{Path: "classes[].deadline", Default: "5m", Doc: "Deadline of a request that names none; covers waiting, every attempt and the answer."},
 	{Path: "classes[].min_share", Default: "2%", Doc: "Share of the work that the class gets however busy those above it are, so that it never starves. Not heeded for the first class."},
-	{Path: "classes[].default", Default: "false", Doc: "Class of requests that ask for none. Without it: the one named standard, else the first."},
 	{Path: "classes[].objective.ttft", Doc: "As pools[].objective.ttft, for this class; left out: the pool's."},
 	{Path: "classes[].objective.ttft_per_1k", Doc: "As pools[].objective.ttft_per_1k, for this class; left out: the pool's."},
 	{Path: "classes[].objective.itl", Doc: "As pools[].objective.itl, for this class; left out: the pool's."},
@@ -129,7 +128,7 @@ var Options = []Option{
 	{Path: "log.level", Default: "info", Live: true, Doc: "debug, info, warn or error. No level logs prompts, answers or keys."},
 	{Path: "log.format", Default: "json", Doc: "json or console."},
 
-	{Path: "integrity", Default: "observe", Pending: true, Doc: "What becomes of a stream that breaks its protocol: observe (counted and passed on) or terminate (ended with the event stream_integrity). A healthy stream is never altered."},
+	{Path: "integrity", Default: "terminate", Doc: "What becomes of a stream that breaks its protocol in a way that could mislead a client (two tool calls under one index, say): terminate (it ends with the event stream_integrity) or observe (it is passed on and counted). A healthy stream is never altered."},
 	{Path: "state_dir", Pending: true, Doc: "Folder of what has to outlive the process: when each fallback was last validated."},
 
 	{Path: "services[].name", Pending: true, Doc: "An auxiliary HTTP service: its outage is 503 NAME_unavailable on its own path and touches no inference request."},

@@ -284,7 +284,7 @@ func (v *validator) classes() {
 		v.fail("classes", "%d classes; at most 16", len(c.Classes))
 	}
 	names := map[string]string{}
-	def, shares := "", Ratio(0)
+	shares := Ratio(0)
 	for i := range c.Classes {
 		k, key := &c.Classes[i], fmt.Sprintf("classes[%d]", i)
 		v.name(key+".name", k.Name, names)
@@ -296,11 +296,6 @@ func (v *validator) classes() {
 		if i > 0 {
 			shares += k.MinShare
 		}
-		if k.Default && def != "" {
-			v.fail(key+".default", "%s is the default class already", def)
-		} else if k.Default {
-			def = key
-		}
 		if k.Objective != nil {
 			v.objective(k.Objective, key+".objective")
 		}
@@ -311,21 +306,6 @@ func (v *validator) classes() {
 	if len(c.Classes) == 0 {
 		c.Classes = []Class{{Name: "standard", Wait: 30 * time.Second, Deadline: 5 * time.Minute}}
 	}
-}
-
-// DefaultClass is the index of the class of requests that ask for none.
-func (c *Config) DefaultClass() int {
-	for i := range c.Classes {
-		if c.Classes[i].Default {
-			return i
-		}
-	}
-	for i := range c.Classes {
-		if c.Classes[i].Name == "standard" {
-			return i
-		}
-	}
-	return 0
 }
 
 func (v *validator) services() {

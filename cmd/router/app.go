@@ -1,0 +1,98 @@
+package main
+
+import (
+	"crypto/tls"
+	"net"
+	"net/http"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/penstock/penstock/config"
+	"github.com/penstock/penstock/fleet"
+	"github.com/penstock/penstock/proxy"
+	"github.com/penstock/penstock/scraper"
+	"github.com/penstock/penstock/telemetry"
+)
+
+// app is one running router: the rooms, put together.
+type app struct {
+	src   config.Source
+	cfg   atomic.Pointer[config.Config]
+	log   *zap.Logger
+	level zap.AtomicLevel
+
+	metrics *telemetry.Registry
+	proxy   *proxy.Proxy
+	scraper *scraper.Scraper
+	labels  *labels
+	began   time.Time
+
+	public, adminLn net.Listener
+	adminSrv        *http.Server
+	cert            atomic.Pointer[tls.Certificate]
+	failed          chan error
+
+	reloadMu sync.Mutex // one reload at a time
+	static   map[string]*staticSource
+	fleetMu  sync.Mutex // over what follows
+	members  map[string]*member
+	byID     map[fleet.ID]*member
+	lastID   fleet.ID
+	closers  []func()
+	closing  sync.Once
+}
+
+// newApp makes the rooms; nothing is served yet.
+func newApp(src config.Source, cfg *config.Config, log *zap.Logger, level zap.AtomicLevel) (*app, error) {
+	a := &app{src: src, log: log, level: level, metrics: telemetry.New(), labels: newLabels(), began: time.Now(),
+		failed: make(chan error, 2), members: map[string]*member{}, byID: map[fleet.ID]*member{}, static: map[string]*staticSource{}}
+	a.cfg.Store(cfg)
+	a.metrics.Gauge(telemetry.BuildInfo, func() float64 { return 1 }, versionText())
+	for _, result := range []string{"ok", "refused"} {
+		a.metrics.Counter(telemetry.ReloadTotal, result)
+	}
+	o := proxyOptions(cfg)
+	o.Log, o.Metrics, o.Now = log, a.metrics, a.now
+	if cfg.TLS.CertFile != "" {
+		o.TLS = &tls.Config{MinVersion: tls.VersionTLS12, NextProtos: []string{"http/1.1"},
+			GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return a.cert.Load(), nil }}
+	}
+	p, err := proxy.New(o)
+	if err != nil {
+		return nil, err
+	}
+	a.proxy = p
+	a.scraper = scraper.New(scraper.Options{
+		Interval: cfg.Scrape.Interval, Timeout: cfg.Scrape.Timeout, MaxPage: int(cfg.Scrape.MaxPage),
+		ProbeInterval: cfg.Health.ProbeInterval, ProbeTimeout: cfg.Health.ProbeTimeout, ProbeEager: min(cfg.Health.ProbeInterval, 250*time.Millisecond),
+		Seed: uint64(a.began.UnixNano()),
+		Now:  a.now, Sink: p, Info: a.learned, Eager: a.ejected, Reg: a.metrics, Log: log,
+	})
+	return a, nil
+}
+
+// now is the process's one clock, seconds, monotonic.
+func (a *app) now() float64 { return time.Since(a.began).Seconds() }
+
+func (a *app) config() *config.Config { return a.cfg.Load() }
+
+// close ends what is beside the proxy.
+func (a *app) close() {
+	a.closing.Do(func() {
+		for _, f := range a.closers {
+			f()
+		}
+		a.scraper.Close()
+		if a.adminSrv != nil {
+			a.adminSrv.Close()
+		}
+		for _, ln := range []net.Listener{a.public, a.adminLn} {
+			if ln != nil {
+				ln.Close()
+			}
+		}
+	})
+}

@@ -1,0 +1,230 @@
+package main
+
+import (
+	"context"
+	"crypto/tls"
+	"net"
+	"slices"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/penstock/penstock/config"
+	"github.com/penstock/penstock/fleet"
+	"github.com/penstock/penstock/proxy"
+	"github.com/penstock/penstock/scraper"
+)
+
+// warmFor is how long after the start a replica that is found counts as one
+// that was there before: it may take its full share at once. A router's
+// restart must not throttle a fleet that serves.
+const warmFor = 10 * time.Second
+
+// member is a replica that is in a pool now.
+type member struct {
+	id     fleet.ID
+	pool   string
+	target scraper.Target
+}
+
+// discover watches each pool's sources from now on.
+func (a *app) discover() error {
+	ctx, cancel := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	a.closers = append(a.closers, func() { cancel(); wg.Wait() })
+	c := a.config()
+	for i := range c.Pools {
+		p := &c.Pools[i]
+		sources, err := a.sources(c, p)
+		if err != nil {
+			return err
+		}
+		wg.Go(func() {
+			scraper.Watch(ctx, sources, func(added, removed []scraper.Target) { a.change(p, added, removed) })
+		})
+	}
+	wg.Go(func() { a.reportWaiting(ctx) })
+	return nil
+}
+
+// sources are where a pool's replicas come from.
+func (a *app) sources(c *config.Config, p *config.Pool) ([]scraper.Source, error) {
+	o := scraper.SourceOptions{Log: a.log.With(zap.String("pool", p.Name))}
+	static := &staticSource{o: o, changed: make(chan []string, 1)}
+	if err := static.set(p.Replicas.Static); err != nil {
+		return nil, err
+	}
+	a.static[p.Name] = static
+	list := []scraper.Source{static}
+	if f := p.Replicas.File; f != "" {
+		list = append(list, scraper.File(c.Path(f), o))
+	}
+	if u := p.Replicas.HTTP; u != "" {
+		list = append(list, scraper.HTTP(u, o))
+	}
+	if d := p.Replicas.DNS; d != nil {
+		s, err := scraper.DNS(d.Name, d.Type, d.Port, o)
+		if err != nil {
+			return nil, err
+		}
+		list = append(list, s)
+	}
+	return list, nil
+}
+
+// staticSource is the configuration's list of replicas, which a reload may
+// change.
+type staticSource struct {
+	o       scraper.SourceOptions
+	urls    []string
+	changed chan []string
+}
+
+// set gives the list; a later one takes the place of one not yet seen.
+func (s *staticSource) set(urls []string) error {
+	if slices.Equal(urls, s.urls) && s.urls != nil {
+		return nil
+	}
+	if _, err := scraper.Static(urls, s.o); err != nil {
+		return err
+	}
+	s.urls = append([]string{}, urls...)
+	select {
+	case <-s.changed:
+	default:
+	}
+	s.changed <- s.urls
+	return nil
+}
+
+// Run implements scraper.Source.
+func (s *staticSource) Run(ctx context.Context, found func([]scraper.Target)) {
+	stop := func() {}
+	for {
+		select {
+		case <-ctx.Done():
+			stop()
+			return
+		case urls := <-s.changed:
+			stop()
+			src, err := scraper.Static(urls, s.o)
+			if err != nil {
+				continue // set has checked it
+			}
+			inner, cancel := context.WithCancel(ctx)
+			var wg sync.WaitGroup
+			wg.Go(func() { src.Run(inner, found) })
+			stop = func() { cancel(); wg.Wait() }
+		}
+	}
+}
+
+// change lets replicas leave and join. An unchanged one keeps its account,
+// its learned scales and its health.
+func (a *app) change(p *config.Pool, added, removed []scraper.Target) {
+	a.fleetMu.Lock()
+	defer a.fleetMu.Unlock()
+	for _, t := range removed {
+		key := p.Name + " " + t.Key()
+		m := a.members[key]
+		if m == nil {
+			continue
+		}
+		delete(a.members, key)
+		delete(a.byID, m.id)
+		a.scraper.Remove(m.id)
+		a.proxy.RemoveReplica(m.id)
+		a.log.Info("replica leaves", zap.String("pool", p.Name), zap.String("replica", t.Name))
+	}
+	for _, t := range added {
+		a.lastID++
+		m := &member{id: a.lastID, pool: p.Name, target: t}
+		if err := a.proxy.AddReplica(p.Name, a.replicaSpec(p, m)); err != nil {
+			a.log.Error("replica refused", zap.String("pool", p.Name), zap.String("replica", t.Name), zap.Error(err))
+			continue
+		}
+		a.members[p.Name+" "+t.Key()] = m
+		a.byID[m.id] = m
+		a.scraper.Add(scraper.Replica{ID: m.id, Name: t.Name, Addr: t.Addr, Host: t.Host, TLS: t.TLS, BasePath: t.BasePath, APIKey: p.APIKey.Value()})
+		a.log.Info("replica joins", zap.String("pool", p.Name), zap.String("replica", t.Name), zap.String("addr", t.Addr))
+	}
+}
+
+func (a *app) replicaSpec(p *config.Pool, m *member) proxy.ReplicaSpec {
+	t := &m.target
+	label := func(name string) string {
+		if v, ok := t.Labels[name]; ok {
+			return v
+		}
+		return p.Labels[name]
+	}
+	s := proxy.ReplicaSpec{ID: m.id, Name: t.Name, Addr: t.Addr, Host: t.Host, BasePath: t.BasePath, APIKey: p.APIKey.Value(),
+		Models: p.Models, Region: a.labels.region(label("region")), Domain: a.labels.domain(label("domain")),
+		Profile: profileOf(p.Profile), Warm: time.Since(a.began) < warmFor}
+	if t.TLS {
+		host, _, err := net.SplitHostPort(t.Host)
+		if err != nil {
+			host = t.Host
+		}
+		s.TLS = &tls.Config{MinVersion: tls.VersionTLS12, ServerName: host, NextProtos: []string{"http/1.1"}}
+	}
+	return s
+}
+
+// learned passes on what the scraper found a replica to serve.
+func (a *app) learned(id fleet.ID, i scraper.Info) {
+	models := make([]proxy.ModelInfo, 0, len(i.Models))
+	for _, m := range i.Models {
+		models = append(models, proxy.ModelInfo{ID: m.ID, Created: m.Created, OwnedBy: m.OwnedBy, Parent: m.Parent, MaxModelLen: m.MaxModelLen})
+	}
+	a.proxy.SetModels(id, models)
+}
+
+// ejected tells the scraper to probe a replica eagerly.
+func (a *app) ejected(id fleet.ID) (yes bool) {
+	a.fleetMu.Lock()
+	m := a.byID[id]
+	a.fleetMu.Unlock()
+	if m == nil {
+		return false
+	}
+	a.proxy.WithCore(m.pool, func(c proxy.Core, _ float64) {
+		for i := range c.View().Replicas {
+			if r := &c.View().Replicas[i]; r.ID == id {
+				yes = r.Health.State == fleet.StateEjected
+			}
+		}
+	})
+	return yes
+}
+
+// reportWaiting says, while pools have no replica that can be reached, that it
+// waits for them, and says when all have one.
+func (a *app) reportWaiting(ctx context.Context) {
+	t := time.NewTimer(2 * time.Second)
+	defer t.Stop()
+	wait, was := 2*time.Second, true
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-t.C:
+		}
+		ok, body := a.proxy.Ready()
+		switch {
+		case !ok && ctx.Err() == nil:
+			a.log.Warn("waiting: a pool has no replica that can be reached", zap.ByteString("pools", body))
+			wait = min(2*wait, time.Minute)
+		case !was:
+			a.log.Info("all pools have replicas")
+			wait = 2 * time.Second
+		}
+		was = ok
+		next := wait
+		if ok {
+			next = 2 * time.Second
+		}
+		t.Reset(next)
+	}
+}

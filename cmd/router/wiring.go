@@ -1,0 +1,123 @@
+package main
+
+import (
+	"fmt"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
+
+	"github.com/penstock/penstock/admission"
+	"github.com/penstock/penstock/config"
+	"github.com/penstock/penstock/proxy"
+)
+
+// newLogger logs to standard error; its level can be changed later.
+func newLogger(c config.Log) (*zap.Logger, zap.AtomicLevel, error) {
+	level, err := zap.ParseAtomicLevel(c.Level)
+	if err != nil {
+		return nil, level, fmt.Errorf("log.level: %w", err)
+	}
+	zc := zap.NewProductionConfig()
+	zc.Level = level
+	zc.Encoding = c.Format
+	zc.DisableCaller = true
+	zc.DisableStacktrace = true
+	zc.OutputPaths, zc.ErrorOutputPaths = []string{"stderr"}, []string{"stderr"}
+	zc.EncoderConfig.TimeKey = "time"
+	zc.EncoderConfig.EncodeTime = zapcore.RFC3339NanoTimeEncoder
+	zc.EncoderConfig.EncodeDuration = zapcore.StringDurationEncoder
+	if c.Format == "console" {
+		zc.EncoderConfig.EncodeTime = zapcore.TimeEncoderOfLayout("15:04:05.000")
+		zc.EncoderConfig.EncodeLevel = zapcore.CapitalLevelEncoder
+	}
+	// Sampling keeps an error that repeats a thousand times a second from
+	// becoming the load; the first of each kind are always there.
+	zc.Sampling = &zap.SamplingConfig{Initial: 100, Thereafter: 100}
+	log, err := zc.Build()
+	return log, level, err
+}
+
+func objective(o config.Objective) admission.Objective {
+	return admission.Objective{TTFT: o.TTFT.Seconds(), TTFTPer1k: o.TTFTPer1K.Seconds(), ITL: o.ITL.Seconds()}
+}
+
+// poolConfig is a pool's admission configuration.
+func poolConfig(c *config.Config, p *config.Pool) admission.Config {
+	ac := admission.Config{
+		Objective: objective(p.Objective), Policy: p.Policy, Shadow: p.Shadow,
+		Headroom: float64(p.Headroom.Share), HeadroomN1: p.Headroom.NMinus1,
+		Cap: p.Concurrency, MaxHeld: c.Limits.HeldRequests, MaxHeldBytes: int(c.Limits.HeldBytes),
+		HangAfter: c.Health.HangAfter.Seconds(),
+	}
+	for i := range c.Classes {
+		k := &c.Classes[i]
+		ac.Classes = append(ac.Classes, admission.Class{Name: k.Name, Wait: k.Wait.Seconds(), Deadline: k.Deadline.Seconds()})
+		cl := &ac.Classes[i]
+		if k.Objective != nil {
+			cl.Objective = objective(*k.Objective)
+		}
+		if i > 0 {
+			cl.MinShare = float64(k.MinShare)
+		}
+	}
+	return ac
+}
+
+// proxyOptions are the data path's options, replicas apart.
+func proxyOptions(c *config.Config) proxy.Options {
+	o := proxy.Options{
+		TenantHeader: c.Tenants.Header,
+		PassAuth:     c.Forward.ClientAuth, TrustForwarded: c.Forward.TrustClient, ShowReplica: c.Forward.ShowReplica,
+		TolerateViolations: c.Integrity == "observe",
+		MaxBody:            int(c.Limits.MaxBody), MaxHeader: int(c.Limits.MaxHeader), MaxInFlight: c.Limits.MaxInFlight,
+		MaxConnections: c.Limits.MaxConnections, BufferAnswer: int(c.Limits.BufferAnswer),
+		HeaderTimeout: c.Timeouts.Header, BodyTimeout: c.Timeouts.Body, IdleTimeout: c.Timeouts.Idle, WriteTimeout: c.Timeouts.Write,
+		ConnectTimeout: c.Timeouts.Connect, FirstToken: c.Timeouts.FirstToken, AnswerTimeout: c.Timeouts.Answer,
+		StallTimeout: c.Timeouts.Stall, UpstreamIdle: c.Timeouts.UpstreamIdle, Attempts: c.Attempts.PerRequest,
+	}
+	for i := range c.Classes {
+		o.Classes = append(o.Classes, proxy.ClassOptions{Name: c.Classes[i].Name, Deadline: c.Classes[i].Deadline})
+	}
+	for i := range c.Pools {
+		p := &c.Pools[i]
+		po := proxy.PoolOptions{Name: p.Name, Core: admission.New(poolConfig(c, p)), Models: p.Models,
+			TTFTObjective: p.Objective.TTFT.Seconds(), TTFTPer1K: p.Objective.TTFTPer1K.Seconds(), ITLObjective: p.Objective.ITL.Seconds()}
+		for _, a := range p.Aliases {
+			po.Aliases = append(po.Aliases, a.Name)
+		}
+		o.Pools = append(o.Pools, po)
+	}
+	return o
+}
+
+// labels gives the regions and failure domains of a configuration their
+// numbers: a bit for each region, a number from 1 for each domain.
+type labels struct {
+	regions map[string]uint64
+	domains map[string]uint32
+}
+
+func newLabels() *labels {
+	return &labels{regions: map[string]uint64{}, domains: map[string]uint32{}}
+}
+
+// region is the bit of a region; 0 for none. There are 64; later ones share
+// the last, which is refused at load.
+func (l *labels) region(name string) uint64 {
+	if name == "" {
+		return 0
+	}
+	if l.regions[name] == 0 {
+		l.regions[name] = 1 << min(len(l.regions), 63)
+	}
+	return l.regions[name]
+}
+
+func (l *labels) domain(name string) uint32 {
+	if name == "" {
+		return 0
+	}
+	if l.domains[name] == 0 {
+		l.domains[name] = uint32(len(l.domains) + 1)
+	}
+	return l.domains[name]
+}
