@@ -316,8 +316,9 @@ func (s *Server) flushEnd(j *job) {
 		j.conn.writeString("0\r\n\r\n")
 	}
 	j.conn.flush()
+	last := j.conn.lastUse // before the reader goroutine may take the next request
 	s.endLocked(j)
-	if j.conn.lastUse {
+	if last {
 		j.conn.finish()
 	}
 }
