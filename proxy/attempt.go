@@ -1,7 +1,6 @@
 package proxy
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"io"
@@ -167,7 +166,7 @@ func (f *flight) release(r result) {
 // attempt sends the request to r and relays what comes.
 func (f *flight) attempt(r *replica, d *admission.Decision) result {
 	by := f.attemptDeadline(d)
-	f.obs.Reset(f.req.kind, "")
+	f.obs.Reset(f.req.kind)
 	u := r.take()
 	counted := false
 	for {
@@ -287,10 +286,8 @@ func (f *flight) late() bool { return !f.deadlineAt.IsZero() && !time.Now().Befo
 func (f *flight) take(r *replica, u *upConn, h *answerHead) result {
 	f.str.body.reset(u, h)
 	switch {
-	case h.status == 429 || h.status == 503:
-		return f.keep(h, fleet.EvidenceBusy)
-	case h.status == 500 || h.status == 502 || h.status == 504:
-		return f.keep(h, fleet.EvidenceStatus5xx)
+	case h.status == 429 || h.status == 500 || h.status >= 502 && h.status <= 504:
+		return f.keep(h)
 	case h.status >= 300 && h.status < 400 && h.status != 304:
 		// vLLM redirects a path that it knows by another spelling to its own
 		// address. Never passed on: the client must not learn of it.
@@ -305,7 +302,7 @@ func (f *flight) take(r *replica, u *upConn, h *answerHead) result {
 }
 
 // keep reads a refusal of the replica and leaves the request free to go on.
-func (f *flight) keep(h *answerHead, ev fleet.Evidence) result {
+func (f *flight) keep(h *answerHead) result {
 	f.dropSaved()
 	sv := &f.saved
 	sv.body = getScratch()
@@ -322,9 +319,7 @@ func (f *flight) keep(h *answerHead, ev fleet.Evidence) result {
 		}
 		sv.body.b = append(sv.body.b, p...)
 	}
-	if ev == fleet.EvidenceStatus5xx {
-		ev = evidenceOfBody(sv.body.b)
-	}
+	ev := evidenceOfClass(wire.ClassifyError(h.status, sv.body.b))
 	res := result{kind: failed, evidence: ev}
 	if ev == fleet.EvidenceBusy {
 		res.busyFor = h.retryAfter
@@ -332,17 +327,6 @@ func (f *flight) keep(h *answerHead, ev fleet.Evidence) result {
 		sv.head.raw = append([]byte(nil), h.raw...)
 	}
 	return res
-}
-
-// evidenceOfBody tells kinds of 500 apart.
-func evidenceOfBody(b []byte) fleet.Evidence {
-	switch {
-	case bytes.Contains(b, []byte("cannot schedule new futures after shutdown")):
-		return fleet.EvidenceDraining
-	case bytes.Contains(b, []byte("EngineDead")) || bytes.Contains(b, []byte("EngineCore encountered an issue")):
-		return fleet.EvidenceEngineDead
-	}
-	return fleet.EvidenceStatus5xx
 }
 
 func (f *flight) dropSaved() {

@@ -55,7 +55,7 @@ type flight struct {
 
 	req     request
 	body    wire.Body
-	obs     observer
+	obs     wire.Observer
 	ticket  admission.Ticket
 	pool    *pool
 	targets []target
@@ -63,6 +63,7 @@ type flight struct {
 	head    answerHead
 	str     streamer
 	saved   saved
+	want    [1]string              // the model that has to answer
 	watchFn func(data []byte) bool // watch, bound once
 	phase   atomic.Uint32
 	decided bool // under the pool's mutex: a held ticket has its decision
@@ -82,7 +83,7 @@ type flight struct {
 	lastEv    fleet.Evidence
 	reason    admission.Reason
 	errCode   string
-	usage     usage
+	usage     wire.Usage
 
 	tenantID   uint32
 	deadlineAt time.Time // the request's deadline; zero = none
@@ -110,7 +111,7 @@ func (f *flight) begin() {
 	f.predicted, f.firstAt, f.heldFor, f.sent = 0, 0, 0, 0
 	f.wrote, f.closeConn, f.placed, f.decided = false, false, false, false
 	f.lastEv, f.reason, f.errCode = fleet.EvidenceOK, admission.ReasonNone, ""
-	f.usage = usage{}
+	f.usage = wire.Usage{}
 	f.targets, f.target, f.pool = nil, nil, nil
 	f.tenantID, f.deadlineAt, f.hardBy = 0, time.Time{}, time.Time{}
 	f.ticket.Work.Arrived, f.ticket.Work.Excluded = 0, 0

@@ -5,12 +5,41 @@ import (
 	"github.com/penstock/penstock/wire"
 )
 
-// wantModel is the model that has to answer: the served name asked for.
-func (f *flight) wantModel() string {
-	if f.target != nil && f.target.served != "" {
-		return f.target.served
+// watchModel makes the observer ready; the served name has to answer.
+func (f *flight) watchModel() {
+	f.want[0] = f.body.Model
+	if f.target.served != "" {
+		f.want[0] = f.target.served
 	}
-	return f.body.Model
+	f.obs.Reset(f.req.kind, f.want[:]...)
+}
+
+// watch shows payload to the observer, and tells whether all of it may be
+// forwarded. When it says no, keep of the stream's bytes are good.
+func (f *flight) watch(data []byte) bool {
+	s := &f.str
+	o := &f.obs
+	base := o.Fed
+	o.Feed(data)
+	if (o.Done || o.ErrorEvent || o.Violation != wire.ViolationNone) && !f.inspect() {
+		s.stop = true
+		if n := o.BadOffset - base; n > 0 && n <= int64(len(data)) {
+			s.good = data[:n]
+			f.forwarding(s.good)
+		}
+		return false
+	}
+	f.forwarding(data)
+	return true
+}
+
+// forwarding notes what goes to the client.
+func (f *flight) forwarding(data []byte) {
+	s := &f.str
+	for _, b := range data[max(0, len(data)-4):] {
+		s.tail = s.tail<<8 | uint32(b)
+	}
+	f.sent += int64(len(data))
 }
 
 // inspect is called when the observer has seen something out of the ordinary
@@ -18,17 +47,11 @@ func (f *flight) wantModel() string {
 func (f *flight) inspect() bool {
 	s := &f.str
 	o := &f.obs
-	switch {
-	case o.ErrorEvent:
-		// Before the answer began: another attempt. After it: the replica's
-		// words are replaced by the router's one error event.
-		s.evidence = fleet.EvidenceEngineDead
-		return false
-	case o.Done:
-		if ev, ok := f.healthyEnd(); !ok {
-			s.evidence = ev
-			return false
-		}
+	if o.Failed() {
+		ev, ok := f.healthyEnd()
+		s.evidence = ev
+		f.countViolation()
+		return ok
 	}
 	return f.tolerate()
 }
@@ -45,40 +68,73 @@ func fatal(v wire.Violation) bool {
 
 // tolerate decides on the violation that the observer has noted, if any.
 func (f *flight) tolerate() bool {
-	s := &f.str
 	v := f.obs.Violation
-	if v == wire.ViolationNone {
+	f.countViolation()
+	if v == wire.ViolationNone || !fatal(v) || f.p.opt.TolerateViolations {
 		return true
 	}
-	if !s.counted {
-		s.counted = true
+	f.str.evidence = fleet.EvidenceProtocol
+	f.str.endErr = wire.NewError(wire.CodeStreamIntegrity, "the replica sent a stream that breaks its protocol: %s", v)
+	return false
+}
+
+func (f *flight) countViolation() {
+	if v := f.obs.Violation; v != wire.ViolationNone && !f.str.counted {
+		f.str.counted = true
 		f.p.metrics.integrity[v].Inc()
 	}
-	if !fatal(v) || f.p.opt.TolerateViolations {
-		return true
-	}
-	s.evidence = fleet.EvidenceProtocol
-	s.endErr = wire.NewError(wire.CodeStreamIntegrity, "the replica sent a stream that breaks its protocol: "+v.String())
-	return false
 }
 
 // healthyEnd tells whether the events seen make a whole answer.
 func (f *flight) healthyEnd() (fleet.Evidence, bool) {
 	o := &f.obs
-	f.noteUsage()
+	if o.Usage.Seen {
+		f.usage = o.Usage
+	}
 	switch o.Ended() {
 	case wire.EndOK:
 		return fleet.EvidenceOK, true
 	case wire.EndAbort, wire.EndEmpty:
 		return fleet.EvidenceAbort, false
 	case wire.EndError:
-		return fleet.EvidenceEngineDead, false
+		// The client's own fault goes back as the replica said it.
+		return evidenceOfClass(o.ErrorClass), o.ErrorClass == wire.ErrorClient
 	}
 	return fleet.EvidenceReset, false
 }
 
-func (f *flight) noteUsage() {
-	if f.obs.Usage.Seen {
-		f.usage = f.obs.Usage
+// evidenceOfClass is what an error from a replica tells of it.
+func evidenceOfClass(c wire.ErrorClass) fleet.Evidence {
+	switch c {
+	case wire.ErrorBusy:
+		return fleet.EvidenceBusy
+	case wire.ErrorDraining:
+		return fleet.EvidenceDraining
+	case wire.ErrorEngineDead:
+		return fleet.EvidenceEngineDead
+	case wire.ErrorNone, wire.ErrorClient:
+		return fleet.EvidenceOK
 	}
+	return fleet.EvidenceStatus5xx
+}
+
+// healthyAnswer tells whether the body of a 200 in one piece is an answer.
+func (f *flight) healthyAnswer(b []byte) (fleet.Evidence, bool) {
+	f.watchModel()
+	a := wire.ParseAnswer(f.req.kind, b, f.want[:]...)
+	if a.Usage.Seen {
+		f.usage = a.Usage
+	}
+	if a.Violation != wire.ViolationNone {
+		f.p.metrics.integrity[a.Violation].Inc()
+	}
+	switch {
+	case !a.Failed() || a.Err == wire.ErrorClient:
+		return fleet.EvidenceOK, true
+	case a.Aborted:
+		return fleet.EvidenceAbort, false
+	case a.Err != wire.ErrorNone:
+		return evidenceOfClass(a.Err), false
+	}
+	return fleet.EvidenceProtocol, false
 }

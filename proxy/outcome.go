@@ -80,7 +80,7 @@ func (f *flight) giveUp(last result) {
 		f.answerSaved()
 		return
 	}
-	e := wire.NewError(wire.CodeUpstreamError, upstreamFailure(last.evidence))
+	e := wire.NewError(wire.CodeUpstreamError, "%s", upstreamFailure(last.evidence))
 	e.Retry = f.attempts < f.p.opt.Attempts && last.evidence == fleet.EvidenceRefused
 	f.fail(e)
 }

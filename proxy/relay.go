@@ -106,6 +106,7 @@ type streamer struct {
 	evidence  fleet.Evidence
 	counted   bool        // its violation was counted
 	endErr    *wire.Error // how a committed stream is to be ended
+	good      []byte      // when stopped: the part of the last payload that may still go
 	tail      uint32      // the last four payload bytes forwarded
 	told      int         // tokens told to the core
 	stallBy   time.Time
@@ -125,7 +126,7 @@ func (f *flight) stream(u *upConn, h *answerHead) result {
 	if f.req.http10 {
 		s.mode = outClose
 	}
-	f.obs.Reset(f.req.kind, f.wantModel())
+	f.watchModel()
 	f.phase.Store(uint32(phaseFirstToken))
 	defer func() {
 		putScratch(s.out)
@@ -146,6 +147,8 @@ func (f *flight) stream(u *upConn, h *answerHead) result {
 		if f.why() != causeNone {
 			return f.cutShort()
 		}
+		f.obs.Cut()
+		f.countViolation()
 		return f.breakOff(f.evidenceOf(err, s.committed))
 	}
 }
@@ -183,6 +186,9 @@ func (f *flight) step(u *upConn) error {
 	if err := f.appendRun(run); err != nil {
 		return err
 	}
+	if !ok {
+		f.frameGood()
+	}
 	for rest := w[n:]; ok && len(rest) > 0 && !b.dc.ended(); {
 		data, k, err := b.dc.next(rest)
 		rest = rest[k:]
@@ -194,6 +200,7 @@ func (f *flight) step(u *upConn) error {
 		}
 		if len(data) > 0 {
 			if !f.watch(data) {
+				f.frameGood()
 				break
 			}
 			f.frame(data)
@@ -214,26 +221,10 @@ func (f *flight) stepPlain() error {
 	}
 	if f.watch(data) {
 		f.frame(data)
+	} else {
+		f.frameGood()
 	}
 	return f.flush()
-}
-
-// watch shows payload to the observer, and tells whether it may be forwarded.
-func (f *flight) watch(data []byte) bool {
-	s := &f.str
-	o := &f.obs
-	o.Feed(data)
-	if o.Done || o.ErrorEvent || o.Violation != wire.ViolationNone {
-		if !f.inspect() {
-			s.stop = true
-			return false
-		}
-	}
-	for _, b := range data[max(0, len(data)-4):] {
-		s.tail = s.tail<<8 | uint32(b)
-	}
-	f.sent += int64(len(data))
-	return true
 }
 
 // frame appends payload to what waits, framed for the client.
@@ -247,6 +238,14 @@ func (f *flight) frame(data []byte) {
 	} else {
 		s.out.b = append(s.out.b, data...)
 	}
+}
+
+// frameGood frames what is good of the payload at which the stream is stopped.
+func (f *flight) frameGood() {
+	if len(f.str.good) > 0 {
+		f.frame(f.str.good)
+	}
+	f.str.good = nil
 }
 
 // appendRun appends whole chunks with their framing to what waits.
@@ -362,6 +361,7 @@ const progressEvery = 32
 func (f *flight) endStream() result {
 	s := &f.str
 	f.obs.Close()
+	f.countViolation()
 	if ev, ok := f.healthyEnd(); !ok {
 		return f.breakOff(ev)
 	}
@@ -397,7 +397,7 @@ func (f *flight) breakOff(ev fleet.Evidence) result {
 	}
 	e := s.endErr
 	if e == nil {
-		e = wire.NewError(wire.CodeUpstreamStreamFailed, streamFailure(ev))
+		e = wire.NewError(wire.CodeUpstreamStreamFailed, "%s", streamFailure(ev))
 	}
 	f.errCode = e.Code
 	f.endWithError(e)

@@ -83,7 +83,7 @@ func (f *flight) load(h *fasthttp.RequestHeader) *wire.Error {
 	return err
 }
 
-func badRequest(msg string) *wire.Error { return wire.NewError(wire.CodeInvalidRequest, msg) }
+func badRequest(msg string) *wire.Error { return wire.NewError(wire.CodeInvalidRequest, "%s", msg) }
 
 func methodNotAllowed() *wire.Error {
 	e := wire.NewError(wire.CodeNotFound, "this path does not take this method")
