@@ -28,6 +28,15 @@ func (v *validator) routes() {
 		}
 	}
 	seen := map[string]int{}
+	permitted := map[string]bool{}
+	for i := range c.Routes {
+		for _, region := range c.Routes[i].Regions {
+			permitted[region] = true
+		}
+	}
+	if len(permitted) > 63 {
+		v.fail("routes", "the routes permit %d different regions; at most 63", len(permitted))
+	}
 	for i := range c.Routes {
 		r, key := &c.Routes[i], fmt.Sprintf("routes[%d]", i)
 		switch {

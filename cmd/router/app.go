@@ -47,7 +47,7 @@ type app struct {
 
 // newApp makes the rooms; nothing is served yet.
 func newApp(src config.Source, cfg *config.Config, log *zap.Logger, level zap.AtomicLevel) (*app, error) {
-	a := &app{src: src, log: log, level: level, metrics: telemetry.New(), labels: newLabels(), began: time.Now(),
+	a := &app{src: src, log: log, level: level, metrics: telemetry.New(), labels: newLabels(cfg), began: time.Now(),
 		failed: make(chan error, 2), members: map[string]*member{}, byID: map[fleet.ID]*member{}, static: map[string]*staticSource{}}
 	a.cfg.Store(cfg)
 	a.metrics.Gauge(telemetry.BuildInfo, func() float64 { return 1 }, versionText())

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
+	"sync"
 
 	"github.com/penstock/penstock/admission"
 	"github.com/penstock/penstock/config"
@@ -92,22 +93,42 @@ func proxyOptions(c *config.Config) proxy.Options {
 // labels gives the regions and failure domains of a configuration their
 // numbers: a bit for each region, a number from 1 for each domain.
 type labels struct {
+	mu      sync.Mutex
 	regions map[string]uint64
 	domains map[string]uint32
 }
 
-func newLabels() *labels {
-	return &labels{regions: map[string]uint64{}, domains: map[string]uint32{}}
+// newLabels numbers what the configuration names, so that its regions have
+// bits of their own whatever discovery brings.
+func newLabels(c *config.Config) *labels {
+	l := &labels{regions: map[string]uint64{}, domains: map[string]uint32{}}
+	for i := range c.Routes {
+		for _, r := range c.Routes[i].Regions {
+			l.region(r)
+		}
+	}
+	for i := range c.Pools {
+		l.region(c.Pools[i].Labels["region"])
+	}
+	return l
 }
 
-// region is the bit of a region; 0 for none. There are 64; later ones share
-// the last, which is refused at load.
+// otherRegion is the bit that all regions beyond the 63rd share. No route can
+// permit it, so they fail closed.
+const otherRegion = 1 << 63
+
+// region is the bit of a region; 0 for none.
 func (l *labels) region(name string) uint64 {
 	if name == "" {
 		return 0
 	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	if l.regions[name] == 0 {
-		l.regions[name] = 1 << min(len(l.regions), 63)
+		if len(l.regions) >= 63 {
+			return otherRegion
+		}
+		l.regions[name] = 1 << len(l.regions)
 	}
 	return l.regions[name]
 }
@@ -116,6 +137,8 @@ func (l *labels) domain(name string) uint32 {
 	if name == "" {
 		return 0
 	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	if l.domains[name] == 0 {
 		l.domains[name] = uint32(len(l.domains) + 1)
 	}
