@@ -71,8 +71,8 @@ func (t tools) startNginx(dir string, port int, ups []string) *exec.Cmd {
 	for _, u := range ups {
 		servers += "    server " + u + " max_fails=0;\n"
 	}
-	conf := fmt.Sprintf(`daemon off; worker_processes 1; pid %[1]s/nginx.pid; error_log %[1]s/error.log; worker_rlimit_nofile 100000;
-events { worker_connections 60000; }
+	conf := fmt.Sprintf(`daemon off; worker_processes 1; pid %[1]s/nginx.pid; error_log %[1]s/error.log; 
+events { worker_connections %[4]d; }
 http {
   access_log off; client_body_temp_path %[1]s/b; proxy_temp_path %[1]s/p; fastcgi_temp_path %[1]s/f; uwsgi_temp_path %[1]s/u; scgi_temp_path %[1]s/s;
   keepalive_requests 1000000000; client_body_buffer_size 1m; client_max_body_size 64m;
@@ -87,7 +87,7 @@ http {
     }
   }
 }
-`, dir, port, servers)
+`, dir, port, servers, fileLimit())
 	must(os.WriteFile(filepath.Join(dir, "nginx.conf"), []byte(conf), 0o600))
 	return exec.Command(t.nginx, "-c", filepath.Join(dir, "nginx.conf"), "-p", dir)
 }
@@ -99,8 +99,7 @@ func (t tools) startHaproxy(dir string, port int, ups []string) *exec.Cmd {
 	}
 	conf := fmt.Sprintf(`global
   nbthread 1
-  maxconn 30000
-  ulimit-n 100000
+  maxconn %d
 defaults
   mode http
   option http-keep-alive
@@ -113,7 +112,7 @@ frontend f
   default_backend b
 backend b
   balance roundrobin
-%s`, port, servers)
+%s`, fileLimit()/2-60, port, servers)
 	must(os.WriteFile(filepath.Join(dir, "haproxy.cfg"), []byte(conf), 0o600))
 	return exec.Command(t.haproxy, "-db", "-f", filepath.Join(dir, "haproxy.cfg"))
 }
@@ -204,21 +203,29 @@ func (r *running) stop() {
 	}
 }
 
-// raiseFiles lets this process and its children open enough files.
+// raiseFiles lets this process and its children open as many files as may be.
 func raiseFiles() error {
 	lim := unix.Rlimit{Cur: 100000, Max: 100000}
-	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &lim); err == nil {
-		return nil
+	if unix.Setrlimit(unix.RLIMIT_NOFILE, &lim) != nil {
+		unix.Getrlimit(unix.RLIMIT_NOFILE, &lim)
+		lim.Cur = lim.Max
+		if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &lim); err != nil {
+			return fmt.Errorf("limit of open files: %w", err)
+		}
 	}
-	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &lim); err != nil {
-		return fmt.Errorf("limit of open files: %w", err)
-	}
-	lim.Cur = lim.Max
-	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &lim); err != nil {
-		return fmt.Errorf("limit of open files: %w", err)
-	}
-	if lim.Max < 4096 {
+	if lim.Cur < 4096 {
 		return errors.New("at least 4096 open files are needed: raise ulimit -n")
 	}
 	return nil
 }
+
+// fileLimit is how many files a process may open.
+func fileLimit() int {
+	var lim unix.Rlimit
+	unix.Getrlimit(unix.RLIMIT_NOFILE, &lim)
+	return int(min(lim.Cur, 60000))
+}
+
+// manyStreams is 10,000, or as many as the limit of open files allows a proxy
+// that has two connections per stream.
+func manyStreams() int { return min(10000, (fileLimit()-600)/2) }

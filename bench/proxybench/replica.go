@@ -215,14 +215,14 @@ func (s *replicaServer) answer(c *rconn, req []byte) {
 		s.write(c, controlAnswer(req))
 		return
 	}
-	tail := req[max(0, len(req)-160):] // the load puts its settings at the body's end
-	i := bytes.Index(tail, []byte(`"stream":true,"max_tokens":`))
-	if i < 0 {
+	// Searched all over, as a peer writes the body anew in an order of its own.
+	i := bytes.Index(req, []byte(`"max_tokens":`))
+	if i < 0 || !bytes.Contains(req, []byte(`"stream":true`)) {
 		s.write(c, fullAnswer)
 		return
 	}
 	c.left = 0
-	for _, d := range tail[i+27:] {
+	for _, d := range req[i+13:] {
 		if d < '0' || d > '9' {
 			break
 		}

@@ -32,7 +32,7 @@ func scenarios(window time.Duration) []scenario {
 		{name: "prompt100k", args: []string{"-mode", "rate", "-rate", "100", "-prompt", "100000", "-warm", "1s", "-for", w}},
 		{name: "streams", args: []string{"-mode", "streams", "-conns", "200", "-tokens", "128", "-stagger", "1s", "-warm", "2s", "-for", w}},
 		{name: "streams500", args: []string{"-mode", "streams", "-conns", "500", "-tokens", "10000", "-stagger", "1s", "-warm", "2s", "-for", "1s"}},
-		{name: "streams10000", long: true, args: []string{"-mode", "streams", "-conns", "10000", "-tokens", "10000", "-stagger", "6s", "-warm", "10s", "-for", "2s"}},
+		{name: "streamsmany", long: true, args: []string{"-mode", "streams", "-conns", strconv.Itoa(manyStreams()), "-tokens", "10000", "-stagger", "6s", "-warm", "10s", "-for", "2s"}},
 	}
 }
 
@@ -42,7 +42,7 @@ func gapOf(s string) time.Duration {
 	switch s {
 	case "streams500":
 		return 100 * time.Millisecond
-	case "streams10000":
+	case "streamsmany":
 		return 2 * time.Second
 	}
 	return 20 * time.Millisecond
