@@ -9,6 +9,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/netip"
+	"slices"
 	"sync"
 	"time"
 
@@ -224,12 +225,6 @@ func (n *Node) sleep(d time.Duration) bool {
 	}
 }
 
-// target is a peer to send to.
-type target struct {
-	node memberlist.Node
-	away bool // not heard of for now: told seldom, so that a healed partition is noticed at once
-}
-
 // packetOverhead is what a datagram costs on the wire besides its payload:
 // memberlist's, UDP and IPv4 headers.
 const packetOverhead = memberlistOverhead + 28
@@ -239,7 +234,7 @@ func (n *Node) publishLoop() {
 	var snap Snapshot
 	var enc encoder
 	var parts [][]byte
-	var targets []target
+	var targets []memberlist.Node
 	interval := n.opts.Interval
 	lastHot := 0
 	for round := 0; ; round++ {
@@ -254,21 +249,22 @@ func (n *Node) publishLoop() {
 		}
 		n.mu.Lock()
 		n.table.publish(&snap, n.opts.Now(), interval.Seconds())
+		targets = n.targets(targets[:0], round)
 		n.encode(&enc, interval, withHot)
-		targets = n.targets(targets[:0])
-		n.mu.Unlock()
 		parts = enc.parts(parts[:0])
-		bits := 0
+		if next := n.stretched(parts, len(targets)); next != interval {
+			// The datagrams say when the next are to be expected.
+			interval = next
+			n.table.self.interval = interval.Seconds()
+			n.encode(&enc, interval, withHot)
+			parts = enc.parts(parts[:0])
+		}
+		n.mu.Unlock()
 		for i := range targets {
-			if targets[i].away && round%5 != 0 {
-				continue
-			}
 			for _, p := range parts {
-				n.ml.SendBestEffort(&targets[i].node, p) // lost ones are repaired by the next
-				bits += 8 * (len(p) + packetOverhead)
+				n.ml.SendBestEffort(&targets[i], p) // lost ones are repaired by the next
 			}
 		}
-		interval = n.stretched(bits)
 		n.poke()
 	}
 }
@@ -281,8 +277,12 @@ func hotEvery(n int) int {
 	return 5
 }
 
-// stretched is the interval that keeps the bandwidth when a round costs bits.
-func (n *Node) stretched(bits int) time.Duration {
+// stretched is the interval that keeps the bandwidth when parts go to so many peers.
+func (n *Node) stretched(parts [][]byte, peers int) time.Duration {
+	bits := 0
+	for _, p := range parts {
+		bits += 8 * (len(p) + packetOverhead) * peers
+	}
 	d := time.Duration(float64(bits) / float64(n.opts.Bandwidth) * float64(time.Second))
 	return min(max(d, n.opts.Interval), max(longestInterval, n.opts.Interval))
 }
@@ -296,24 +296,30 @@ func (n *Node) encode(enc *encoder, interval time.Duration, withHot bool) {
 	enc.round(&h, r, withHot)
 }
 
-// tellLost is how long (s) a lost router is told on. Whoever comes back later
-// than that is found by the join list.
-const tellLost = 3600
+// Lost routers are told on, so that a healed partition is noticed at once, but
+// only every fifth round and for tellLost (s). Whoever comes back later than
+// that is found by the join list.
+const (
+	tellLost      = 3600
+	tellLostEvery = 5
+)
 
-// targets appends whom to send to. n.mu is held.
-func (n *Node) targets(dst []target) []target {
+// targets appends whom to send to in this round. n.mu is held.
+func (n *Node) targets(dst []memberlist.Node, round int) []memberlist.Node {
 	now := n.opts.Now()
 	for _, name := range n.table.sorted() {
 		p := n.table.peers[name]
-		if !p.known || p.state == peerLeft || p.state == peerLost && now-p.since > tellLost {
+		if !p.known || p.state == peerLeft {
+			continue
+		}
+		if p.state == peerLost && (now-p.since > tellLost || round%tellLostEvery != 0) {
 			continue
 		}
 		ap, err := netip.ParseAddrPort(p.addr)
 		if err != nil {
 			continue
 		}
-		dst = append(dst, target{away: p.state == peerLost,
-			node: memberlist.Node{Name: name, Addr: ap.Addr().AsSlice(), Port: ap.Port(), PMax: 5}})
+		dst = append(dst, memberlist.Node{Name: name, Addr: ap.Addr().AsSlice(), Port: ap.Port(), PMax: 5})
 	}
 	return dst
 }
@@ -325,7 +331,7 @@ func (n *Node) farewell() {
 	n.table.leaving = true
 	n.table.publish(&Snapshot{}, n.opts.Now(), n.opts.Interval.Seconds())
 	n.encode(&enc, n.opts.Interval, true)
-	targets := n.targets(nil)
+	targets := n.targets(nil, 0)
 	n.mu.Unlock()
 	for try := range 3 {
 		if try > 0 {
@@ -333,7 +339,7 @@ func (n *Node) farewell() {
 		}
 		for i := range targets {
 			for _, p := range enc.parts(nil) {
-				n.ml.SendBestEffort(&targets[i].node, p)
+				n.ml.SendBestEffort(&targets[i], p)
 			}
 		}
 	}
@@ -367,8 +373,8 @@ func (n *Node) deliverLoop() {
 			n.opts.OnPeers(views)
 		}
 		if len(silent) > 0 {
-			n.run(func() { n.ask(silent) })
-			silent = nil
+			names := slices.Clone(silent)
+			n.run(func() { n.ask(names) })
 		}
 		timer.Reset(time.Duration(max(next, 0.001)*float64(time.Second)) + time.Millisecond)
 		select {
@@ -383,29 +389,21 @@ func (n *Node) deliverLoop() {
 	}
 }
 
-// hear takes one message of another router.
-func (n *Node) hear(p []byte) error {
+// hear takes one message of another router and tells whether it was news.
+func (n *Node) hear(p []byte) (news bool, err error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if err := n.msg.decode(p); err != nil {
-		if errors.Is(err, errUnknownVersion) {
-			n.count.unknown.Inc()
-		} else {
-			n.count.garbage.Inc()
-		}
-		return err
+		return false, err
 	}
 	news, bumped := n.table.hear(&n.msg, n.opts.Now())
-	switch {
-	case bumped:
+	if bumped {
 		n.log.Warn("another router speaks under this one's name, or the clock went back over a restart", zap.String("router", n.opts.Name))
-	case news:
-		n.count.ok.Inc()
-		n.poke()
-	default:
-		n.count.old.Inc()
 	}
-	return nil
+	if news {
+		n.poke()
+	}
+	return news, nil
 }
 
 // delegate is what memberlist calls. It is called with memberlist's locks
@@ -416,7 +414,19 @@ func (delegate) NodeMeta(int) []byte             { return nil }
 func (delegate) GetBroadcasts(int, int) [][]byte { return nil }
 func (delegate) AckPayload() []byte              { return nil }
 
-func (d delegate) NotifyMsg(p []byte) { d.n.hear(p) }
+func (d delegate) NotifyMsg(p []byte) {
+	news, err := d.n.hear(p)
+	switch {
+	case errors.Is(err, errUnknownVersion):
+		d.n.count.unknown.Inc()
+	case err != nil:
+		d.n.count.garbage.Inc()
+	case news:
+		d.n.count.ok.Inc()
+	default:
+		d.n.count.old.Inc()
+	}
+}
 
 func (d delegate) NotifyPingComplete(o *memberlist.Node, rtt time.Duration, _ []byte) {
 	d.n.mu.Lock()
@@ -474,7 +484,11 @@ func (d delegate) LocalState(bool) []byte {
 func (d delegate) MergeRemoteState(p []byte, _ bool) {
 	for len(p) > 0 {
 		size, k := binary.Uvarint(p)
-		if k <= 0 || size > uint64(len(p)-k) || d.n.hear(p[k:k+int(size)]) != nil {
+		if k <= 0 || size > uint64(len(p)-k) {
+			d.n.count.streamBad.Inc()
+			return
+		}
+		if _, err := d.n.hear(p[k : k+int(size)]); err != nil {
 			d.n.count.streamBad.Inc()
 			return
 		}
