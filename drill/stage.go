@@ -1,7 +1,6 @@
 package drill
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -14,7 +13,6 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -37,87 +35,30 @@ type stage struct {
 	vars     map[string]string
 }
 
-// actor is one emulated replica that keeps its address over a kill and heal.
+// actor is one emulated replica. It keeps its address over a kill and heal.
 type actor struct {
 	name string
 	addr string
-	opts replica.Options
-	mu   sync.Mutex
-	srv  *replica.Server // nil = down
-	seen int64           // requests seen by earlier lives
-}
-
-func (a *actor) up() error {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if a.srv != nil {
-		return nil
-	}
-	a.opts.Listen = a.addr
-	srv, err := replica.Start(a.opts)
-	if err != nil {
-		return fmt.Errorf("replica %s: %w", a.name, err)
-	}
-	a.srv = srv
-	return nil
-}
-
-func (a *actor) down() {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if a.srv != nil {
-		a.seen += a.srv.Stats().Requests
-		a.srv.Kill()
-		a.srv = nil
-	}
+	srv  *replica.Server
 }
 
 // requests is how many inference requests reached the replica.
-func (a *actor) requests() int64 {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if a.srv == nil {
-		return a.seen
-	}
-	return a.seen + a.srv.Stats().Requests
-}
+func (a *actor) requests() int { return a.srv.Counts().Requests }
 
-func (a *actor) fault(f map[string]any) error {
-	if f["mode"] == "kill" || f["mode"] == "refuse" {
-		a.down()
-		return nil
+// fault injects what the scenario says; hang_probes is both kinds of probe.
+func (a *actor) fault(m map[string]any) error {
+	if m["mode"] == "hang_probes" {
+		return errors.Join(a.srv.Fault(replica.Fault{Mode: replica.HangHealth}), a.srv.Fault(replica.Fault{Mode: replica.HangMetrics}))
 	}
-	if err := a.up(); err != nil {
-		return err
-	}
-	b, err := json.Marshal(f)
+	b, err := json.Marshal(m)
 	if err != nil {
 		return err
 	}
-	return post("http://"+a.addr+"/fault", b)
-}
-
-func (a *actor) heal() error {
-	a.mu.Lock()
-	alive := a.srv != nil
-	a.mu.Unlock()
-	if !alive {
-		return a.up()
-	}
-	return post("http://"+a.addr+"/fault", []byte(`{"mode":"none"}`))
-}
-
-func post(url string, body []byte) error {
-	resp, err := http.Post(url, "application/json", bytes.NewReader(body))
-	if err != nil {
+	var f replica.Fault
+	if err := json.Unmarshal(b, &f); err != nil {
 		return err
 	}
-	defer resp.Body.Close()
-	b, _ := io.ReadAll(io.LimitReader(resp.Body, 4096))
-	if resp.StatusCode/100 != 2 {
-		return fmt.Errorf("POST %s: %d %s", url, resp.StatusCode, b)
-	}
-	return nil
+	return a.srv.Fault(f)
 }
 
 // service is a plain HTTP service on a fixed address.
@@ -230,16 +171,20 @@ func (st *stage) addReplica(g ReplicaGroup, name string) error {
 	if modelName == "" {
 		modelName = "m1"
 	}
-	a := &actor{name: name, addr: addr, opts: replica.Options{Profile: p, Model: modelName, Speed: g.Speed, MaxModelLen: g.MaxLen}}
-	if a.opts.Speed == 0 {
-		a.opts.Speed = 1
+	speed := g.Speed
+	if speed == 0 {
+		speed = 1
 	}
-	st.replicas[name], st.vars[name] = a, "http://"+addr
+	srv, err := replica.Start(replica.Options{Listen: addr, Profile: &p, Model: modelName, Speed: speed, MaxModelLen: g.MaxLen})
+	if err != nil {
+		return fmt.Errorf("replica %s: %w", name, err)
+	}
+	st.replicas[name], st.vars[name] = &actor{name, addr, srv}, "http://"+addr
 	st.order = append(st.order, name)
 	if g.Down {
-		return nil
+		return srv.Fault(replica.Fault{Mode: replica.Refuse})
 	}
-	return a.up()
+	return nil
 }
 
 // expand replaces ${a0}, ${dir} and the like.
@@ -376,7 +321,7 @@ func (st *stage) actReplica(s Step) error {
 		}
 		found = true
 		if s.Heal {
-			errs = append(errs, st.replicas[n].heal())
+			errs = append(errs, st.replicas[n].srv.Heal())
 		} else {
 			errs = append(errs, st.replicas[n].fault(s.Fault))
 		}
@@ -444,7 +389,7 @@ func (st *stage) close() {
 		r.log.Close()
 	}
 	for _, a := range st.replicas {
-		a.down()
+		a.srv.Close()
 	}
 	for _, s := range st.services {
 		s.down()
