@@ -441,6 +441,9 @@ func (o *Observer) finish(n int, reason []byte) {
 	if n < 64 {
 		o.finished |= 1 << n
 	}
+	if bytes.IndexByte(reason, '\\') >= 0 {
+		reason = appendDecoded(nil, reason)
+	}
 	o.Finish = finishWord(reason)
 	switch o.Finish {
 	case "abort", "cancelled":

@@ -2,6 +2,24 @@ package wire
 
 import "strings"
 
+// Kind is which inference API a path is.
+type Kind uint8
+
+const (
+	KindNone Kind = iota
+	KindChat
+	KindCompletions
+	KindResponses
+	KindMessages
+	KindEmbeddings
+	KindRerank
+	KindScore
+	KindAudio // transcriptions and translations: multipart
+	KindTokenize
+	KindDetokenize
+	KindModels
+)
+
 // KindOf tells which API a request path is: the exact paths of contract.md
 // only, no trailing slash, no other spelling of the same path (routing,
 // authorisation and forwarding must all see one string). A query is ignored.

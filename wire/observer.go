@@ -360,7 +360,10 @@ func (o *Observer) match(t *template, p []byte) int {
 			break
 		}
 		n, digits := 0, i
-		for i < len(p) && p[i]-'0' <= 9 && i-digits < 12 {
+		for i < len(p) && p[i]-'0' <= 9 {
+			if n > maxInt {
+				return 0
+			}
 			n = n*10 + int(p[i]-'0')
 			i++
 		}
