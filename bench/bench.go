@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 
+	"github.com/penstock/penstock/bench/load"
 	"github.com/penstock/penstock/bench/replica"
 )
 
@@ -17,6 +18,7 @@ type command struct {
 
 var commands = []command{
 	{"replica", "run emulated vLLM replicas", replica.Main},
+	{"load", "drive a server and measure what its clients see", load.Main},
 }
 
 // Main runs `penstock bench VERB ...` and returns the exit status.

@@ -1,0 +1,159 @@
+package load
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/penstock/penstock/bench/replica"
+	"github.com/penstock/penstock/bench/workload"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func target(t *testing.T, o replica.Options) *replica.Server {
+	t.Helper()
+	s, err := replica.Start(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = s.Close() })
+	return s
+}
+
+func small(url string) Options {
+	return Options{URL: url, Spec: workload.Spec{Rate: 100, Duration: 1, Prompt: workload.Dist{Mean: 100, CV: 0.5}, Out: workload.Dist{Mean: 10}, Families: 2, PrefixTokens: 200, Seed: 1}}
+}
+
+func TestOpenLoopCountsEveryRequestOnce(t *testing.T) {
+	for _, api := range []string{"chat", "completions"} {
+		s := target(t, replica.Options{Speed: 10})
+		o := small(s.URL())
+		o.API = api
+		o.TTFT = 10 * time.Second
+		var mu sync.Mutex
+		seen := map[int]int{}
+		o.OnRecord = func(r Record) {
+			mu.Lock()
+			defer mu.Unlock()
+			seen[r.Index]++
+			if r.Out != 10 || len(r.Gaps) != 9 || len(strings.Fields(r.Text)) != 10 || r.TTFT() <= 0 || r.E2E() < r.TTFT() {
+				t.Errorf("%s: record %+v", api, r)
+			}
+		}
+		rep, err := Run(context.Background(), o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if rep.OK != rep.Offered || rep.Good != rep.Offered || rep.Offered < 60 || len(seen) != rep.Offered {
+			t.Errorf("%s: %+v", api, rep)
+		}
+		if c := s.Counts(); c.Finished != rep.Offered || rep.CachedPct < 20 {
+			t.Errorf("%s: the server finished %d of %d, cached %.0f %%", api, c.Finished, rep.Offered, rep.CachedPct)
+		}
+	}
+}
+
+func TestWholeAnswersAndClosedLoop(t *testing.T) {
+	s := target(t, replica.Options{Speed: 20})
+	o := small(s.URL())
+	o.Whole, o.Concurrency, o.Spec.Max = true, 4, 40
+	rep, err := Run(context.Background(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if rep.OK != 40 || rep.TPOT.Count != 0 {
+		t.Errorf("%+v", rep)
+	}
+}
+
+// Times count from the intended send: a server that stops for a while makes
+// every request of that while late, not only the ones that were out.
+func TestNoCoordinatedOmission(t *testing.T) {
+	s := target(t, replica.Options{Speed: 20})
+	_ = s.Fault(replica.Fault{Mode: replica.Freeze, For: 700 * time.Millisecond})
+	o := small(s.URL())
+	o.Spec.Arrival = workload.Constant
+	rep, err := Run(context.Background(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if rep.TTFT.P50 < 0.05 || rep.OK != rep.Offered {
+		t.Errorf("the median request waited %g s of a stop of 0.7 s: %+v", rep.TTFT.P50, rep)
+	}
+}
+
+func TestOutcomesAreToldApart(t *testing.T) {
+	for _, c := range []struct {
+		fault replica.Fault
+		want  Outcome
+	}{
+		{replica.Fault{Mode: replica.Status, Status: 503, RetryAfter: 3}, Refused},
+		{replica.Fault{Mode: replica.Status, Status: 500}, Status},
+		{replica.Fault{Mode: replica.Cut, After: 2}, Broken},
+		{replica.Fault{Mode: replica.ErrorEvent, After: 1}, Broken},
+		{replica.Fault{Mode: replica.NoDone}, Broken},
+		{replica.Fault{Mode: replica.AbortOne, After: 1}, Broken},
+		{replica.Fault{Mode: replica.Kill}, Connection},
+		{replica.Fault{Mode: replica.Hang}, Timeout},
+	} {
+		s := target(t, replica.Options{Speed: 20})
+		_ = s.Fault(c.fault)
+		o := small(s.URL())
+		o.Spec.Max, o.Timeout = 5, 300*time.Millisecond
+		rep, err := Run(context.Background(), o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if rep.Outcomes[string(c.want)] != 5 {
+			t.Errorf("%s: %v", c.fault.Mode, rep.Outcomes)
+		}
+	}
+}
+
+func TestRetriesObeyRetryAfter(t *testing.T) {
+	s := target(t, replica.Options{Speed: 20})
+	_ = s.Fault(replica.Fault{Mode: replica.Status, Status: 503, RetryAfter: 1, Count: 1})
+	o := small(s.URL())
+	o.Spec.Max, o.Retries = 1, 1
+	rep, err := Run(context.Background(), o)
+	if err != nil || rep.OK != 1 || rep.E2E.Max < 1 {
+		t.Fatalf("%v %+v", err, rep)
+	}
+}
+
+func TestRefusesRemoteTargets(t *testing.T) {
+	for _, u := range []string{"http://192.0.2.1:80", "http://example.com", "https://127.0.0.1", "127.0.0.1:80"} {
+		if _, err := Run(context.Background(), Options{URL: u}); err == nil {
+			t.Errorf("%s was taken", u)
+		}
+	}
+}
+
+func TestMainWritesTableAndJSON(t *testing.T) {
+	s := target(t, replica.Options{Speed: 20})
+	path := filepath.Join(t.TempDir(), "r.json")
+	var out, errs bytes.Buffer
+	if code := Main([]string{"--url", s.URL(), "--rate", "50", "--duration", "300ms", "--turns", "2", "--gap", "0.1", "--json", path, "--quiet"}, &out, &errs); code != 0 {
+		t.Fatal(code, out.String(), errs.String())
+	}
+	b, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var r Report
+	if err := json.Unmarshal(b, &r); err != nil || r.OK == 0 || !strings.Contains(out.String(), "TTFT") {
+		t.Fatalf("%v %+v\n%s", err, r, out.String())
+	}
+	if code := Main([]string{"--rate", "x"}, &out, &errs); code != 2 {
+		t.Error("wrong usage", code)
+	}
+}
