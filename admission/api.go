@@ -23,14 +23,14 @@ const (
 type Reason uint8
 
 const (
-	ReasonNone        Reason = iota
-	ReasonCapacity           // capacity_exhausted: cannot be reached within the allowed wait
-	ReasonQueueFull          // the held queue's count, bytes or token-work bound
-	ReasonDeadline           // its deadline passed while held
-	ReasonNoReplica          // no live replica that serves it (gpu-pending)
-	ReasonNotPermitted       // policy (region, tools, model) excludes all that live
-	ReasonTooLong            // no replica could ever hold prompt + minimum output
-	ReasonExhausted          // every replica that could was already tried (Exclude)
+	ReasonNone         Reason = iota
+	ReasonCapacity            // capacity_exhausted: cannot be reached within the allowed wait
+	ReasonQueueFull           // the held queue's count, bytes or token-work bound
+	ReasonDeadline            // its deadline passed while held
+	ReasonNoReplica           // no live replica that serves it (gpu-pending)
+	ReasonNotPermitted        // policy (region, tools, model) excludes all that live
+	ReasonTooLong             // no replica could ever hold prompt + minimum output
+	ReasonExhausted           // every replica that could was already tried (Exclude)
 	reasonCount
 )
 

@@ -1,6 +1,48 @@
 package admission
 
+// phase is where a ticket is on its way. Every way out passes phaseIdle.
+type phase uint8
+
+const (
+	phaseIdle    phase = iota // not in the pool
+	phaseHeld                 // in the held queue
+	phaseOut                  // shed while held (or by overflow); the next Advance returns it
+	phasePlaced               // charged to a replica, no first token yet
+	phaseStarted              // charged, first token seen
+)
+
 // ticketState is what the pool keeps in a ticket between Admit and Done.
 type ticketState struct {
-	phase uint8
+	phase   phase
+	revoked bool // Revoked has returned it
+	trial   bool // the one request of a recovering replica
+	charged bool // its tenant's counter was charged (once per request, not per attempt)
+
+	// While placed.
+	rep        *replica
+	prev, next *Ticket // tickets at the same replica, oldest first
+	placedAt   float64
+	firstAt    float64
+	due        float64 // when a whole answer's prefill is supposed to be over
+	ttft       float64 // predicted
+	plain      float64 // predicted with the profile's coefficients, nothing learned
+	queue      float64 // part of ttft: prefills ahead
+	prefill    float64 // part of ttft: its own prompt
+	itl        float64
+	pre        float64 // charged prefill work, tokens
+	kv         float64 // charged KV tokens
+	out        float64 // charged output tokens still to come
+	made       int     // output tokens counted so far
+
+	// While held.
+	tq       *tenantQueue
+	seq      uint64
+	latest   float64 // latest useful start: the order within a tenant
+	expire   float64 // when it is shed
+	heap     int     // place in the expiry heap
+	work     float64 // token-work
+	passed   int     // younger requests placed past it
+	okAt     float64 // since when some replica would have taken it while a warmer one was preferred; 0 = not
+	bandPrev *Ticket
+	bandNext *Ticket
 }

@@ -1,0 +1,422 @@
+package admission
+
+import (
+	"math"
+
+	"github.com/penstock/penstock/fleet"
+	"github.com/penstock/penstock/scorer"
+)
+
+// tryResult is what an attempt to place came to: tryPlaced, tryFull (it may be
+// possible later), or a Reason to shed it.
+type tryResult uint8
+
+const (
+	tryPlaced tryResult = 200
+	tryFull   tryResult = 201
+)
+
+// promptSlack is how much too high an estimate of prompt tokens from bytes may
+// be: only a prompt that would not fit even so is refused as too long.
+const promptSlack = 0.6
+
+// try places a ticket if some replica may take it now. Replica block, when not
+// nil, is kept for an older request.
+func (p *Pool) try(now float64, t *Ticket, block *replica) tryResult {
+	why, trial := p.candidates(now, &t.Work, block)
+	c := &p.ctx
+	if trial >= 0 && (len(c.Cand) == 0 || p.trialDue(now, t, trial)) {
+		p.lookup(&t.Work)
+		return p.place(now, t, trial)
+	}
+	if len(c.Cand) == 0 {
+		return why
+	}
+	p.lookup(&t.Work)
+	p.seed++
+	c.Seed = p.seed
+	if p.cfg.NoHold {
+		return p.place(now, t, p.policy.Pick(c))
+	}
+	if p.headroomShort(&t.Work) {
+		return tryFull
+	}
+	i := p.choose(now, t)
+	if i < 0 {
+		return tryFull
+	}
+	return p.place(now, t, i)
+}
+
+// candidates fills ctx.Cand with the replicas that may take w. When there are
+// none it says why; trial is a recovering replica that may have one request,
+// -1 = none.
+func (p *Pool) candidates(now float64, w *fleet.Work, block *replica) (why tryResult, trial int) {
+	c := &p.ctx
+	c.Work = w
+	c.Cand = c.Cand[:0]
+	trial = -1
+	var serves, permitted, fits, untried, later, ramping, elsewhere bool
+	upReqs, ups := 0, 0
+	soft := 0
+	for i := range p.view.Replicas {
+		v := &p.view.Replicas[i]
+		r := p.reps[i]
+		if r.gone || !v.Serves(w.Model) {
+			continue
+		}
+		serves = true
+		open := v.Health.Open()
+		if w.Needs&^v.Caps != 0 || w.Regions != 0 && w.Regions&v.Region == 0 {
+			elsewhere = elsewhere || open
+			continue
+		}
+		permitted = true
+		if !p.holds(r, w) {
+			continue
+		}
+		fits = true
+		if w.Excludes(v.ID) {
+			continue
+		}
+		untried = true
+		requests := v.Own.Requests + v.Peers.Requests + v.Other.Requests
+		switch {
+		case open:
+			later = true
+			if v.Health.State == fleet.StateUp {
+				upReqs += requests
+				ups++
+			} else {
+				ramping = true
+			}
+			if r == block || p.cfg.Cap > 0 && v.Own.Requests+v.Peers.Requests >= p.cfg.Cap {
+				continue
+			}
+			c.Cand = append(c.Cand, int32(i))
+		case v.Health.OneOnly(now):
+			later = true
+			if r.trials == 0 && trial < 0 && now-r.lastTrial >= p.cfg.TrialEvery {
+				trial = i
+			}
+		case v.Health.State == fleet.StateBusy:
+			later = true
+		case v.Health.State == fleet.StateEjected && !r.drained && mayBeAlive(v.Health.Reason):
+			soft++
+		}
+	}
+	if ramping {
+		p.limitRamps(upReqs, ups)
+	}
+	switch {
+	case later || trial >= 0:
+		why = tryFull
+	case soft > 0:
+		// Nobody is left but those ejected on soft evidence: rather try them
+		// than refuse everything (fail-open).
+		p.failOpen(w)
+		why = tryFull
+	case !serves:
+		why = tryResult(ReasonNoReplica)
+	case !permitted:
+		why = tryResult(ReasonNotPermitted)
+	case !fits:
+		why = tryResult(ReasonTooLong)
+	case !untried:
+		why = tryResult(ReasonExhausted)
+	case elsewhere:
+		why = tryResult(ReasonNotPermitted)
+	default:
+		why = tryResult(ReasonNoReplica)
+	}
+	return why, trial
+}
+
+// mayBeAlive tells ejections that fail-open may disregard: the replica was
+// seen to answer badly or late, not to be gone.
+func mayBeAlive(e fleet.Evidence) bool {
+	switch e {
+	case fleet.EvidenceReset, fleet.EvidenceFirstTimeout, fleet.EvidenceStatus5xx, fleet.EvidenceProtocol,
+		fleet.EvidenceProbeFailed, fleet.EvidenceSlow:
+		return true
+	}
+	return false
+}
+
+func (p *Pool) failOpen(w *fleet.Work) {
+	c := &p.ctx
+	for i := range p.view.Replicas {
+		v := &p.view.Replicas[i]
+		r := p.reps[i]
+		if r.gone || r.drained || !v.Serves(w.Model) || w.Needs&^v.Caps != 0 || w.Regions != 0 && w.Regions&v.Region == 0 ||
+			w.Excludes(v.ID) || v.Health.State != fleet.StateEjected || !mayBeAlive(v.Health.Reason) || !p.holds(r, w) {
+			continue
+		}
+		if p.cfg.Cap > 0 && v.Own.Requests+v.Peers.Requests >= p.cfg.Cap {
+			continue
+		}
+		c.Cand = append(c.Cand, int32(i))
+	}
+	if len(c.Cand) > 0 {
+		p.stats.Panics++
+	}
+}
+
+// limitRamps takes ramping replicas out that have their share already: that
+// share of what the others have on average.
+func (p *Pool) limitRamps(upReqs, ups int) {
+	if ups == 0 {
+		return
+	}
+	mean := float64(upReqs) / float64(ups)
+	keep := p.ctx.Cand[:0]
+	for _, i := range p.ctx.Cand {
+		v := &p.view.Replicas[i]
+		if v.Health.State == fleet.StateRamping {
+			n := v.Own.Requests + v.Peers.Requests + v.Other.Requests
+			if float64(n) >= max(1, math.Ceil(v.Health.Share*(mean+1))) {
+				continue
+			}
+		}
+		keep = append(keep, i)
+	}
+	p.ctx.Cand = keep
+}
+
+// holds tells whether the replica could ever hold the request.
+func (p *Pool) holds(r *replica, w *fleet.Work) bool {
+	need := promptSlack*float64(w.Prompt) + 1
+	if m := r.profile.MaxModelLen; m > 0 && need > float64(m) {
+		return false
+	}
+	return need <= float64(r.profile.KVTokens)
+}
+
+// trialDue tells whether the recovering replica is to be given this request
+// though others would take it. A request marked as trial goes at once; if none
+// comes, any first attempt does, or the replica would never be used again.
+func (p *Pool) trialDue(now float64, t *Ticket, i int) bool {
+	return t.Work.Excluded == 0 && (t.Work.Trial || now-p.view.Replicas[i].Health.Since >= 0.5)
+}
+
+// lookup fills hits with the prompt tokens that each replica should have.
+func (p *Pool) lookup(w *fleet.Work) {
+	p.ctx.Hits = p.hits
+	size := w.Tokens
+	if size <= 0 {
+		size = p.cfg.BlockDefault
+	}
+	counts := p.counts[:p.index.words*64]
+	p.index.longest(w.Blocks, counts)
+	most := float64(w.Prompt - 1)
+	for i, r := range p.reps {
+		hit := 0.0
+		if n := counts[r.slot]; n > 0 {
+			hit = min(most, float64(n)*size*r.learn.trust())
+		}
+		p.hits[i] = hit
+	}
+}
+
+// limits are what a request must keep now.
+type limits struct {
+	ttft    float64 // whole objective, from arrival
+	elapsed float64 // of it, gone by (0 for a patient class)
+	itl     float64 // +Inf = none
+}
+
+func (p *Pool) limitsOf(now float64, w *fleet.Work) limits {
+	cl := &p.cfg.Classes[w.Class]
+	l := limits{ttft: cl.Objective.Limit(w.Prompt), itl: math.Inf(1)}
+	if !cl.Patient {
+		l.elapsed = now - w.Arrived
+	}
+	if cl.Objective.ITL > 0 {
+		l.itl = cl.Objective.ITL
+	}
+	return l
+}
+
+// aloneSlack is how much later than on an idle replica a prompt may get its
+// first token when the objective cannot be kept at all.
+const aloneSlack = 1.25
+
+// over is by how much a prediction misses the limits, seconds of TTFT; ok
+// tells whether the replica takes the request.
+func (l *limits) over(v *fleet.Replica, pr *scorer.Prediction) (over float64, ok bool) {
+	limit := l.ttft
+	if alone := pr.TTFT - pr.Queue - pr.Wait; alone > limit {
+		limit = aloneSlack * alone
+	}
+	over = max(0, pr.TTFT-(limit-l.elapsed))
+	requests := v.Own.Requests + v.Peers.Requests + v.Other.Requests
+	switch {
+	case requests == 0:
+		return over, true // an idle replica always takes one
+	case v.Trust < 0.5:
+		// Nothing is known of it yet: a guess must not keep traffic from it.
+		return 0, requests < 2*v.Profile.MaxSeqs
+	}
+	return over, over == 0 && pr.KVOver == 0 && pr.ITL <= l.itl
+}
+
+// choose picks among the candidates those that take the request now; -1 when
+// none does, or when it is worth to wait for a warmer one.
+func (p *Pool) choose(now float64, t *Ticket) int {
+	lim := p.limitsOf(now, &t.Work)
+	c := &p.ctx
+	if !p.work {
+		return p.chooseOther(&lim)
+	}
+	var pr scorer.Prediction
+	best, bestCost, bestOK := -1, math.Inf(1), false
+	fit, fitCost := -1, math.Inf(1)
+	n := len(c.Cand)
+	bonus := p.bonus(&t.Work)
+	// Equal costs go round: an idle fleet's caches are all to be used.
+	for k, j := 0, int(p.seed%uint64(n)); k < n; k, j = k+1, j+1 {
+		if j == n {
+			j = 0
+		}
+		i := int(c.Cand[j])
+		v := &p.view.Replicas[i]
+		scorer.Predict(now, v, &t.Work, c.Hits[i], &c.Par, &pr)
+		over, ok := lim.over(v, &pr)
+		cost := pr.Cost + c.Par.WTTFT*over
+		if bonus > 0 {
+			cost -= p.preferred(v, &t.Work, bonus)
+		}
+		if cost < bestCost {
+			best, bestCost, bestOK = i, cost, ok
+		}
+		if ok && cost < fitCost {
+			fit, fitCost = i, cost
+		}
+	}
+	if bestOK || fit < 0 {
+		if !bestOK {
+			return -1
+		}
+		return best
+	}
+	// A replica over its limit is still the cheapest: wait for it, a little.
+	if t.okAt == 0 {
+		t.okAt = now
+	}
+	if now-t.okAt < p.cfg.WarmWait && p.cfg.Classes[t.Work.Class].Wait != 0 {
+		return -1
+	}
+	return fit
+}
+
+// chooseOther lets another policy choose among the replicas that take it.
+func (p *Pool) chooseOther(lim *limits) int {
+	c := &p.ctx
+	var pr scorer.Prediction
+	all := c.Cand
+	fits := p.fits[:0]
+	for _, i := range all {
+		v := &p.view.Replicas[i]
+		scorer.Predict(c.View.Now, v, c.Work, c.Hits[i], &c.Par, &pr)
+		if _, ok := lim.over(v, &pr); ok {
+			fits = append(fits, i)
+		}
+	}
+	if len(fits) == 0 {
+		return -1
+	}
+	c.Cand = fits
+	i := p.policy.Pick(c)
+	c.Cand = all
+	return i
+}
+
+// bonus is the worth, in seconds, of sending a new prefix where every peer
+// would send it: a share of what a hit would save, when nobody has it.
+func (p *Pool) bonus(w *fleet.Work) float64 {
+	if w.Prefer[0] == 0 && w.Prefer[1] == 0 {
+		return 0
+	}
+	for _, i := range p.ctx.Cand {
+		if p.hits[i] > 0 {
+			return 0
+		}
+	}
+	return p.cfg.Bonus
+}
+
+func (p *Pool) preferred(v *fleet.Replica, w *fleet.Work, share float64) float64 {
+	save := v.ScalePrefill * v.Profile.PerPrefill * float64(w.Prompt)
+	switch v.ID {
+	case w.Prefer[0]:
+		return share * save
+	case w.Prefer[1]:
+		return share * save / 2
+	}
+	return 0
+}
+
+// plainFloor is added to what replicas are compared by, seconds: a few
+// milliseconds of network are no slowness.
+const plainFloor = 0.02
+
+// place charges the ticket to replica i.
+func (p *Pool) place(now float64, t *Ticket, i int) tryResult {
+	if i < 0 {
+		return tryFull
+	}
+	if p.shadow != nil {
+		p.stats.ShadowAll++
+		if len(p.ctx.Cand) > 0 && p.shadow.Pick(&p.ctx) == i {
+			p.stats.ShadowAgree++
+		}
+	}
+	v := &p.view.Replicas[i]
+	var pr scorer.Prediction
+	scorer.Predict(now, v, &t.Work, p.hits[i], &p.ctx.Par, &pr)
+	t.Decision = Decision{Verdict: Placed, Replica: v.ID, TTFT: pr.TTFT, ITL: pr.ITL, Own: pr.Own, Harm: pr.Harm, Hit: p.hits[i]}
+	work := pr.Queue + pr.Prefill
+	t.plain = work/v.ScalePrefill + (pr.TTFT-v.Offset-work-pr.Wait)/v.ScaleDecode + plainFloor
+	p.charge(now, t, p.reps[i], &pr)
+	return tryPlaced
+}
+
+// headroomShort tells whether a class below the top would use the room that
+// the pool keeps free.
+func (p *Pool) headroomShort(w *fleet.Work) bool {
+	if w.Class == 0 || p.cfg.Headroom == 0 && !p.cfg.HeadroomN1 || p.held.due(int(w.Class)) {
+		return false
+	}
+	use, total, largest := 0.0, 0.0, 0.0
+	for i := range p.view.Replicas {
+		v := &p.view.Replicas[i]
+		if !v.Health.Open() || p.reps[i].gone {
+			continue
+		}
+		size := float64(v.Profile.KVTokens)
+		total += size
+		largest = max(largest, size)
+		use += size * p.use(v)
+	}
+	free := p.cfg.Headroom
+	if p.cfg.HeadroomN1 && total > 0 {
+		free = max(free, largest/total)
+	}
+	return total > 0 && use > (1-free)*total
+}
+
+// use is the share of a replica's capacity in use, 0..1: of its memory, its
+// slots, the TTFT objective of the top class or its ITL objective, whichever
+// is nearest to its end.
+func (p *Pool) use(v *fleet.Replica) float64 {
+	l := v.Load()
+	o := &p.cfg.Classes[0].Objective
+	u := max(l.KVTokens/float64(v.Profile.KVTokens), float64(l.Requests)/float64(v.Profile.MaxSeqs))
+	if v.Trust >= 0.5 {
+		u = max(u, l.PrefillTokens*v.ScalePrefill*v.Profile.PerPrefill/o.TTFT)
+		if o.ITL > 0 {
+			u = max(u, scorer.Step(v, float64(l.Requests), l.KVTokens)/o.ITL)
+		}
+	}
+	return min(1, u)
+}

@@ -1,0 +1,303 @@
+package admission
+
+import (
+	"math"
+
+	"github.com/penstock/penstock/fleet"
+)
+
+// tickEvery is the grain of what moves by time alone: ramps, ejections, hangs.
+const tickEvery = 0.02
+
+// watchGrain is how often the tickets of a replica are walked.
+const watchGrain = 0.1
+
+// tick brings the view to now.
+func (p *Pool) tick(now float64) {
+	if now > p.view.Now {
+		p.view.Now = now
+	}
+	if now < p.nextTick {
+		return
+	}
+	p.nextTick = now + tickEvery
+	p.drain.roll(now)
+	for i, r := range p.reps {
+		v := &p.view.Replicas[i]
+		if !r.drained && !r.gone && v.Health.Tick(now, &p.cfg.Health) {
+			p.dirty = true
+		}
+		if v.Other.Requests > 0 && now-v.Sample.At > otherLife {
+			v.Other = fleet.Load{}
+		}
+		if r.head != nil && now >= r.nextWatch {
+			r.nextWatch = now + watchGrain
+			p.watch(now, r, v)
+		}
+	}
+}
+
+// watch looks at a replica with work outstanding: whole answers whose prefill
+// must be over, and hangs.
+func (p *Pool) watch(now float64, r *replica, v *fleet.Replica) {
+	slowest, patience := 0.0, 0.0
+	for t := r.head; t != nil; t = t.next {
+		if t.phase != phasePlaced {
+			continue
+		}
+		if t.Work.Whole {
+			if now >= t.due {
+				p.started(now, t)
+			}
+			continue
+		}
+		slowest = max(slowest, (now-t.placedAt)/max(t.plain, 0.05))
+		patience = max(patience, t.ttft)
+	}
+	if v.Health.State == fleet.StateEjected || v.Health.State == fleet.StateDraining {
+		return
+	}
+	if p.hung(now, r, v, patience) {
+		p.take(now, r, v, fleet.EvidenceStalled, 0)
+		return
+	}
+	if slowest > p.cfg.SlowRatio {
+		p.checkSlow(now, r, v, slowest)
+	}
+}
+
+// hung tells whether a replica with work outstanding has shown neither an own
+// byte nor a moved counter for longer than it may.
+func (p *Pool) hung(now float64, r *replica, v *fleet.Replica, patience float64) bool {
+	limit := p.cfg.HangAfter + 2*min(patience, 30)
+	switch {
+	case v.Health.State == fleet.StateTrial:
+		limit = min(limit, 1+2*patience) // it was hung or worse before: little patience
+	case !r.moving:
+		// No counter tells whether it works; one long prefill, or an answer in
+		// one piece, shows nothing for a long time.
+		limit += 2 * p.cfg.HangAfter
+		for t := r.head; t != nil; t = t.next {
+			if t.Work.Whole {
+				limit += 2 * t.Decision.Own
+				break
+			}
+		}
+		if v.Trust < 0.5 {
+			limit += 4 * p.cfg.HangAfter
+		}
+	}
+	return now-r.sign > limit
+}
+
+// Evidence takes what a probe or a scrape saw. What answers tell comes with
+// Done.
+func (p *Pool) Evidence(now float64, id fleet.ID, e fleet.Evidence) {
+	p.tick(now)
+	r := p.byID[id]
+	if r == nil || r.gone {
+		return
+	}
+	v := &p.view.Replicas[r.i]
+	switch e {
+	case fleet.EvidenceScrapeOK:
+		return
+	case fleet.EvidenceScrapeFailed, fleet.EvidenceProbeFailed:
+		// Silence on the side too: half the patience with a replica that has
+		// work and shows nothing.
+		if r.head != nil && v.Health.Open() && now-r.sign > p.cfg.HangAfter/2 && p.hung(now+p.cfg.HangAfter/2, r, v, 0) {
+			p.take(now, r, v, fleet.EvidenceStalled, 0)
+			return
+		}
+		if e == fleet.EvidenceScrapeFailed {
+			return
+		}
+	}
+	p.take(now, r, v, e, 0)
+}
+
+// take applies one piece of evidence and what follows from it.
+func (p *Pool) take(now float64, r *replica, v *fleet.Replica, e fleet.Evidence, retryAfter float64) {
+	if r.drained || r.gone {
+		if e == fleet.EvidenceRefused || e == fleet.EvidenceProbeRefused {
+			r.revoke, p.revoking = true, true
+		}
+		return
+	}
+	before := v.Health.State
+	if !v.Health.Apply(now, e, retryAfter, &p.cfg.Health) {
+		return
+	}
+	p.dirty = true
+	after := v.Health.State
+	if after == before {
+		return
+	}
+	switch after {
+	case fleet.StateEjected:
+		p.stats.Ejections[e]++
+		if e == fleet.EvidenceRefused || e == fleet.EvidenceProbeRefused {
+			p.index.forget(r.slot) // whoever answers next starts with an empty cache
+		}
+		if e != fleet.EvidenceSlow {
+			r.revoke, p.revoking = true, true
+		}
+	case fleet.StateDraining:
+		p.stats.Ejections[e]++
+		r.revoke, p.revoking = true, true
+	case fleet.StateTrial, fleet.StateRamping:
+		r.revoke = false
+		r.sign = now
+		r.learn.plain, r.learn.plainN = 0, 0
+	}
+}
+
+// Revoked returns, appended to out, the tickets without a first token at a
+// replica that is now known dead, hung or draining, each once. The caller
+// cancels the attempt, calls Done(Failed), and may Admit again.
+//
+// A draining replica finishes what it runs, so only what was refused there has
+// to move, and that comes back by itself: its tickets are not revoked.
+func (p *Pool) Revoked(out []*Ticket) []*Ticket {
+	if !p.revoking {
+		return out
+	}
+	p.revoking = false
+	for i, r := range p.reps {
+		if !r.revoke {
+			continue
+		}
+		r.revoke = false
+		if p.view.Replicas[i].Health.Reason == fleet.EvidenceDraining {
+			continue
+		}
+		for t := r.head; t != nil; t = t.next {
+			if (t.phase == phasePlaced || t.Work.Whole) && !t.revoked {
+				t.revoked = true
+				p.stats.Revoked++
+				out = append(out, t)
+			}
+		}
+	}
+	return out
+}
+
+// checkSlow ejects a replica whose first tokens come much later, against what
+// the profile says, than the fleet's median, within the share of the fleet
+// that may be ejected for that.
+func (p *Pool) checkSlow(now float64, r *replica, v *fleet.Replica, ratio float64) {
+	if !v.Health.Open() || len(p.reps) < 2 {
+		return
+	}
+	if !p.muchSlower(r, ratio) {
+		return
+	}
+	out := 0
+	for i := range p.reps {
+		if s := p.view.Replicas[i].Health.State; s == fleet.StateEjected || s == fleet.StateTrial {
+			out++
+		}
+	}
+	if allowed := max(1, int(p.cfg.MaxEjected*float64(len(p.reps)))); out >= allowed {
+		return
+	}
+	p.take(now, r, v, fleet.EvidenceSlow, 0)
+}
+
+// muchSlower tells whether ratio is SlowRatio times the median of the other
+// replicas. The median need not be known: it is enough that more than half of
+// the others are so much faster.
+func (p *Pool) muchSlower(r *replica, ratio float64) bool {
+	others, faster := 0, 0
+	for i, o := range p.reps {
+		if o == r || o.learn.plainN < minCompare || p.view.Replicas[i].Health.State == fleet.StateEjected {
+			continue
+		}
+		others++
+		if math.Exp(o.learn.plain)*p.cfg.SlowRatio < ratio {
+			faster++
+		}
+	}
+	return others > 0 && 2*faster > others
+}
+
+// minCompare is how many first tokens a replica must have given before it is
+// compared with others.
+const minCompare = 5
+
+// otherLife is how long samples are believed about load that came by another
+// road, seconds.
+const otherLife = 2.0
+
+// Observe takes one reading of a replica's metrics.
+func (p *Pool) Observe(now float64, id fleet.ID, s fleet.Sample) {
+	p.tick(now)
+	r := p.byID[id]
+	if r == nil {
+		return
+	}
+	v := &p.view.Replicas[r.i]
+	old := v.Sample
+	v.Sample = s
+	if s.Broken {
+		return
+	}
+	p.restarted(now, r, v, &old, &s)
+	moved := false
+	for k, c := range [3]float64{s.Steps, s.PromptTokens, s.OutputTokens} {
+		if c >= 0 && c != r.counters[k] {
+			moved = moved || r.counters[k] != 0 || c > 0 && old.At > 0
+			r.counters[k] = c
+		}
+	}
+	if moved {
+		r.moving = true
+		r.sign = now
+	}
+	if kv := s.KVTokens; kv > 0 && int(kv) != r.profile.KVTokens {
+		r.profile.KVTokens = int(kv)
+		p.index.setLimit(r.slot, int(kv/r.blockSize))
+	}
+	p.otherLoad(r, v, &s)
+	p.dirty = true
+}
+
+// restarted sees a new process behind the old address by counters that went
+// backwards.
+func (p *Pool) restarted(now float64, r *replica, v *fleet.Replica, old, s *fleet.Sample) {
+	back := func(a, b float64) bool { return a > 0 && b >= 0 && b < a }
+	if old.At == 0 || !(back(old.PromptTokens, s.PromptTokens) || back(old.OutputTokens, s.OutputTokens) || back(old.Steps, s.Steps)) {
+		return
+	}
+	p.index.forget(r.slot)
+	if !r.drained && !r.gone && v.Health.Restarted(now) {
+		p.dirty = true
+	}
+}
+
+// otherLoad estimates traffic that came by another road: what the replica says
+// it has above what the accounts know. Two samples must agree, since requests
+// on their way make one sample say anything.
+func (p *Pool) otherLoad(r *replica, v *fleet.Replica, s *fleet.Sample) {
+	v.Other = fleet.Load{}
+	total := s.Running + s.Waiting
+	if total != total {
+		return
+	}
+	known := float64(v.Own.Requests + v.Peers.Requests)
+	extra := total - known - max(2, 0.25*known)
+	both := min(extra, r.otherMin)
+	r.otherMin = extra
+	if both < 1 {
+		return
+	}
+	n := math.Floor(both)
+	waiting := min(n, s.Waiting)
+	mean := float64(p.cfg.OutPrior)
+	prompt := 500.0
+	if known > 0 && v.Own.Requests > 0 {
+		prompt = v.Own.KVTokens / float64(v.Own.Requests)
+	}
+	v.Other = fleet.Load{Requests: int(n), Prefilling: int(waiting), PrefillTokens: waiting * prompt,
+		KVTokens: n * prompt, OutTokens: n * mean / 2}
+}

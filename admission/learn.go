@@ -1,0 +1,244 @@
+package admission
+
+import (
+	"math"
+
+	"github.com/penstock/penstock/fleet"
+)
+
+// learned is what one replica's answers taught beside its two scales.
+type learned struct {
+	n       int     // first tokens learned from
+	logTTFT float64 // running mean of log(observed/predicted)
+	logITL  float64
+	plain   float64 // running mean of log(observed / predicted with nothing learned), for comparing replicas
+	plainN  int
+	obs     float64 // running means, seconds
+	pred    float64
+	obsITL  float64
+	predITL float64
+	hit     float64 // running means of expected and true prefix hits, tokens
+	hitTrue float64
+	cached  bool // the replica reports cached tokens
+}
+
+func (l *learned) ratio() float64    { return math.Exp(l.logTTFT) }
+func (l *learned) ratioITL() float64 { return math.Exp(l.logITL) }
+
+// trust is the share of expected prefix hits that came true, 0..1.
+func (l *learned) trust() float64 {
+	if l.hit < 1 {
+		return 1
+	}
+	return max(0, min(1, (l.hitTrue+0.05*l.hit)/(1.05*l.hit)))
+}
+
+const (
+	ratioClamp = 5.0 // one observation counts as at most 5x off, either way
+	calibrated = 20  // first tokens after which a generic profile may be believed
+	meanGain   = 0.05
+)
+
+func clampRatio(x float64) float64 { return max(1/ratioClamp, min(ratioClamp, x)) }
+
+func gain(n int) float64 { return max(meanGain, 1/float64(n+1)) }
+
+// learnFirst calibrates by a first token.
+func (p *Pool) learnFirst(now float64, t *Ticket, v *fleet.Replica) {
+	l := &t.rep.learn
+	observed := now - t.placedAt
+	if observed <= 0 || t.ttft <= 0 {
+		return
+	}
+	g := gain(l.n)
+	ratio := clampRatio(observed / t.ttft)
+	l.logTTFT += g * (math.Log(ratio) - l.logTTFT)
+	l.obs += g * (observed - l.obs)
+	l.pred += g * (t.ttft - l.pred)
+	if t.plain > 0 {
+		l.plain += gain(l.plainN) * (math.Log(clampPlain(observed/t.plain)) - l.plain)
+		l.plainN++
+	}
+	l.n++
+	if l.plainN >= minCompare && l.obs > minSlow && math.Exp(l.plain) > p.cfg.SlowRatio/2 {
+		p.checkSlow(now, t.rep, v, math.Exp(l.plain))
+	}
+	if !t.rep.given {
+		v.Trust = min(1, float64(l.n)/(2*calibrated))
+	}
+	if p.cfg.NoLearn {
+		return
+	}
+	// A profile that was given moves slowly; a guess moves as a running mean
+	// until it is calibrated.
+	exp := p.cfg.Learn
+	if !t.rep.given {
+		exp = max(exp, 1/float64(l.n+1))
+	}
+	// What is not the prompt's own work (network, front end, tokeniser) is an
+	// offset: a scale learned from it would price long prompts wrongly.
+	work := t.prefill + t.queue
+	rest := max(0, t.ttft-work)
+	if work > 2*rest {
+		v.ScalePrefill = clampScale(v.ScalePrefill * math.Pow(clampRatio((observed-rest)/work), exp))
+	} else if work < rest {
+		v.Offset = max(0, min(maxOffset, v.Offset+max(exp, 0.05)*(min(observed, rest*ratioClamp)-t.ttft)))
+	}
+}
+
+// minSlow is the mean time to the first token, seconds, under which no replica
+// is called slow.
+const minSlow = 0.1
+
+// clampPlain bounds one observation of the comparison between replicas.
+func clampPlain(x float64) float64 { return max(1.0/64, min(64, x)) }
+
+// maxOffset bounds the learned offset, seconds.
+const maxOffset = 1.0
+
+func clampScale(x float64) float64 { return max(1.0/50, min(50, x)) }
+
+// learnEnd calibrates by a whole answer.
+func (p *Pool) learnEnd(now float64, t *Ticket, r *replica, v *fleet.Replica, e End) {
+	w := &t.Work
+	made := e.Completion
+	if made == 0 {
+		made = t.made
+	}
+	if made > 0 {
+		p.learnOut(w, float64(made)/float64(w.Seqs))
+	}
+	if e.Prompt > 0 {
+		p.learnPrompt(w, e.Prompt)
+	}
+	p.learnHit(t, r, e)
+	if w.Whole || t.phase != phaseStarted || made < 8 || t.itl <= 0 || w.Seqs != 1 {
+		return
+	}
+	itl := (now - t.firstAt) / float64(made-1)
+	if itl <= 0 {
+		return
+	}
+	l := &r.learn
+	g := gain(l.n)
+	ratio := clampRatio(itl / t.itl)
+	l.logITL += g * (math.Log(ratio) - l.logITL)
+	l.obsITL += g * (itl - l.obsITL)
+	l.predITL += g * (t.itl - l.predITL)
+	if p.cfg.NoLearn {
+		return
+	}
+	exp := p.cfg.Learn
+	if !r.given {
+		exp = max(exp, 1/float64(l.n+1))
+	}
+	v.ScaleDecode = clampScale(v.ScaleDecode * math.Pow(ratio, exp))
+}
+
+// learnHit compares the prefix hit that was expected with the one that usage
+// reports. Replicas that never report cached tokens are left as they are.
+func (p *Pool) learnHit(t *Ticket, r *replica, e End) {
+	l := &r.learn
+	if e.Cached > 0 {
+		l.cached = true
+	}
+	if !l.cached || e.Prompt == 0 || t.Decision.Hit <= 0 {
+		return
+	}
+	expected := t.Decision.Hit / l.trust()
+	l.hit += meanGain * (expected - l.hit)
+	l.hitTrue += meanGain * (min(float64(e.Cached), expected) - l.hitTrue)
+}
+
+type outKey struct {
+	model, tenant uint32
+	class         uint8
+}
+
+// mean is a running mean that forgets.
+type mean struct {
+	v float64
+	n int
+}
+
+func (m *mean) add(x float64) {
+	m.n++
+	m.v += max(0.02, 1/float64(m.n)) * (x - m.v)
+}
+
+// modelStats is what is learned of one model: output length and how many
+// tokens a byte is.
+type modelStats struct {
+	out          mean
+	ascii, other float64 // tokens per byte
+}
+
+// Tokens per byte before anything is learned: about 4 ASCII bytes to a token;
+// other scripts take about one token for 2.5 bytes of UTF-8.
+const (
+	priorASCII = 0.25
+	priorOther = 0.4
+	maxOuts    = 8192 // bound of the table of output lengths
+)
+
+func (p *Pool) model(id uint32) *modelStats {
+	m := p.models[id]
+	if m == nil {
+		m = &modelStats{ascii: priorASCII, other: priorOther}
+		p.models[id] = m
+	}
+	return m
+}
+
+// expectOut is the expected output per sequence: the mean of (model, tenant,
+// class), else of the model, else the prior; never over max_tokens.
+func (p *Pool) expectOut(w *fleet.Work) float64 {
+	out := p.cfg.OutPrior
+	if m := p.outs[outKey{w.Model, w.Tenant, w.Class}]; m != nil && m.n >= 3 {
+		out = m.v
+	} else if m := p.models[w.Model]; m != nil && m.out.n > 0 {
+		out = m.out.v
+	}
+	if w.MaxOut > 0 {
+		out = min(out, float64(w.MaxOut))
+	}
+	return max(1, out)
+}
+
+func (p *Pool) learnOut(w *fleet.Work, made float64) {
+	p.model(w.Model).out.add(made)
+	k := outKey{w.Model, w.Tenant, w.Class}
+	m := p.outs[k]
+	if m == nil {
+		if len(p.outs) >= maxOuts {
+			return // the model's mean serves
+		}
+		m = &mean{}
+		p.outs[k] = m
+	}
+	m.add(made)
+}
+
+// learnPrompt moves the tokens per byte by what usage says (normalised least
+// mean squares over the two kinds of bytes).
+func (p *Pool) learnPrompt(w *fleet.Work, tokens int) {
+	a, o := float64(w.ASCII), float64(w.Other)
+	if a+o < 64 {
+		return // a short prompt is mostly its chat template
+	}
+	m := p.model(w.Model)
+	miss := float64(tokens) - (m.ascii*a + m.other*o)
+	norm := a*a + o*o
+	m.ascii = max(0.02, min(2, m.ascii+0.1*miss*a/norm))
+	m.other = max(0.02, min(2, m.other+0.1*miss*o/norm))
+}
+
+// EstimatePrompt is the expected number of tokens of a prompt of so many ASCII
+// and other bytes.
+func (p *Pool) EstimatePrompt(model uint32, ascii, other int) int {
+	a, o := priorASCII, priorOther
+	if m := p.models[model]; m != nil {
+		a, o = m.ascii, m.other
+	}
+	return max(1, int(a*float64(ascii)+o*float64(other)+0.5))
+}
