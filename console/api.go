@@ -315,8 +315,12 @@ func (h *handler) decisions(w http.ResponseWriter, r *http.Request) {
 		}
 		j := decisionJSON{num(now - d.At), d.Request, d.Pool, d.Verdict, d.Replica, d.Reason, d.Class, d.Attempt, d.Prompt,
 			num(d.TTFT), num(d.ITL), num(d.Own), num(d.Harm), num(d.Hit), num(d.HeldFor), num(d.Observed), []candidateJSON{}}
+		nan := num(math.NaN())
+		if d.Verdict != "placed" { // no replica, so nothing was predicted
+			j.TTFT, j.ITL, j.Own, j.Harm, j.Hit = nan, nan, nan, nan, nan
+		}
 		if d.Observed <= 0 {
-			j.Observed = num(math.NaN())
+			j.Observed = nan
 		}
 		for _, c := range d.Candidates {
 			j.Candidates = append(j.Candidates, candidateJSON{c.Replica, c.State, c.Requests, num(c.Prefill), num(c.KV),

@@ -181,7 +181,7 @@ func TestDecisions(t *testing.T) {
 	_, _, body := do("GET", "/admin/v1/decisions")
 	list := decode[struct{ Decisions []map[string]any }](t, body).Decisions
 	if len(list) != 2 || list[0]["request"] != "new" || list[0]["ttft_observed_seconds"] != nil || list[0]["seconds_ago"] != 1.0 ||
-		list[0]["candidates"].([]any)[0].(map[string]any)["own_seconds"] != nil {
+		list[0]["candidates"].([]any)[0].(map[string]any)["own_seconds"] != nil || list[1]["own_seconds"] != nil || list[0]["ttft_predicted_seconds"] != 0.1 {
 		t.Error(body)
 	}
 	for query, want := range map[string]string{"?n=1": "new", "?verdict=shed": "old", "?request=old": "old"} {

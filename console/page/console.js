@@ -14,7 +14,7 @@ const body = id => document.querySelector('#' + id + ' tbody');
 const none = '–';
 
 const count = x => x === null ? none : x >= 1e6 ? (x / 1e6).toFixed(1) + 'M' : x >= 1e4 ? (x / 1e3).toFixed(1) + 'k' : String(Math.round(x));
-const secs = x => x === null ? none : x < 1 ? (x * 1000).toFixed(x < 0.01 ? 1 : 0) + ' ms' : x < 120 ? x.toFixed(x < 10 ? 2 : 1) + ' s' : x < 7200 ? (x / 60).toFixed(0) + ' min' : (x / 3600).toFixed(1) + ' h';
+const secs = x => x === null ? none : x === 0 ? '0' : x < 1 ? (x * 1000).toFixed(x < 0.01 ? 1 : 0) + ' ms' : x < 120 ? x.toFixed(x < 10 ? 2 : 1) + ' s' : x < 7200 ? (x / 60).toFixed(0) + ' min' : (x / 3600).toFixed(1) + ' h';
 const share = x => x === null ? none : Math.round(100 * x) + ' %';
 const factor = x => x === null ? none : x.toFixed(2);
 
@@ -69,7 +69,7 @@ function showReplicas(list) {
     const s = r.sample, l = r.learned, on = r.state !== 'draining';
     const b = el('button', '', on ? 'drain' : 'end drain');
     b.onclick = () => drain(r, on);
-    const why = [r.reason, r.state_ends_in_seconds === null ? '' : 'for ' + secs(r.state_ends_in_seconds)].filter(Boolean).join(', ');
+    const why = [r.reason === r.state ? '' : r.reason, r.state_ends_in_seconds === null ? '' : 'for ' + secs(r.state_ends_in_seconds)].filter(Boolean).join(', ');
     const old = s.age_seconds !== null && s.age_seconds > 2 || s.broken;
     const off = l && l.ttft_observed_over_predicted !== null && (l.ttft_observed_over_predicted > 2 || l.ttft_observed_over_predicted < 0.5);
     return el('tr', '',
