@@ -29,6 +29,8 @@ type Node struct {
 	count nodeCounts
 	start time.Time
 
+	asking sync.Mutex // Options.Snapshot is called once at a time
+
 	mu       sync.Mutex // of what follows; never held while memberlist is called
 	table    *table
 	msg      message
@@ -241,8 +243,7 @@ func (n *Node) publishLoop() {
 		if !n.sleep(interval + time.Duration((rand.Float64()-0.5)*0.2*float64(interval))) {
 			return
 		}
-		snap.Reset()
-		n.opts.Snapshot(&snap)
+		n.snapshot(&snap)
 		withHot := round == 0 || round-lastHot >= hotEvery(len(snap.Hot))
 		if withHot {
 			lastHot = round
@@ -267,6 +268,13 @@ func (n *Node) publishLoop() {
 		}
 		n.poke()
 	}
+}
+
+func (n *Node) snapshot(s *Snapshot) {
+	n.asking.Lock()
+	defer n.asking.Unlock()
+	s.Reset()
+	n.opts.Snapshot(s)
 }
 
 // hotEvery is how many rounds pass between two sends of the hot prefixes.
@@ -360,11 +368,19 @@ const gather = 5 * time.Millisecond
 func (n *Node) deliverLoop() {
 	var views []PeerView
 	var silent []string
+	var snap Snapshot
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
 	for {
 		n.mu.Lock()
 		now := n.opts.Now()
+		if n.table.late(now) { // on a slow network only
+			n.mu.Unlock()
+			n.snapshot(&snap)
+			n.mu.Lock()
+			now = n.opts.Now()
+			n.table.look(&snap, now)
+		}
 		silent = n.table.tick(now, silent[:0])
 		views = n.table.views(views[:0], now)
 		next := n.table.next(now) - now

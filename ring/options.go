@@ -49,7 +49,8 @@ type Options struct {
 	// for a host that is lost for good.
 	HoldShare time.Duration
 	// Snapshot fills s, which is empty, with this router's own account. It is
-	// called from one goroutine, once per interval, and must not block long.
+	// called once per interval, on slow networks more often, never twice at a
+	// time, and must not block long.
 	Snapshot func(s *Snapshot)
 	// OnPeers takes the routers of which something changed. It is called from
 	// one goroutine; the slices are valid during the call.

@@ -18,7 +18,9 @@ type PeerView struct {
 	Assumed bool
 	Age     float64 // seconds since the router made its newest account
 	// Loads has every replica that this router knows (Snapshot.Replicas), idle
-	// ones with a zero Load, LastFirst in this router's seconds. What the peer
+	// ones with a zero Load, LastFirst in this router's seconds. An account that
+	// was long under way is brought forward to now by what this router has done
+	// since it was made; from the delivery on the receiver does so. What the peer
 	// has seen of a replica's health is a hint: never eject for it alone.
 	Loads []Account
 	Hot   []Hot // prefixes warm at replicas that this router knows
@@ -103,8 +105,9 @@ type table struct {
 	names     map[replicaID]string
 	order     []string  // names of own replicas, as in the snapshot
 	loads     []Account // own, for assumed peers
-	holdShare float64   // s that a silent router's share is left to it
-	leaving   bool      // all that is published from now on is empty and says so
+	past      history
+	holdShare float64 // s that a silent router's share is left to it
+	leaving   bool    // all that is published from now on is empty and says so
 }
 
 func newTable(self string, epoch uint64, holdShare float64) *table {
@@ -125,8 +128,8 @@ func (t *table) publish(s *Snapshot, now, interval float64) {
 	for i := 0; same && i < len(t.order); i++ {
 		same = t.order[i] == s.Replicas[i].Name
 	}
-	t.loads = append(t.loads[:0], s.Replicas...)
 	if !same {
+		t.past.reset()
 		t.order = t.order[:0]
 		clear(t.names)
 		for i := range s.Replicas {
@@ -134,12 +137,44 @@ func (t *table) publish(s *Snapshot, now, interval float64) {
 			t.names[idOf(s.Replicas[i].Name)] = s.Replicas[i].Name
 		}
 	}
+	t.look(s, now)
 	for _, p := range t.peers {
 		if p.state == peerSilent || !same && p.state == peerFresh {
 			p.dirty = true
 		}
 	}
 }
+
+// look takes this router's own account as it is now, without publishing it.
+// A snapshot of other replicas than those published waits for the next round.
+func (t *table) look(s *Snapshot, now float64) {
+	if len(s.Replicas) != len(t.order) {
+		return
+	}
+	for i := range s.Replicas {
+		if s.Replicas[i].Name != t.order[i] {
+			return
+		}
+	}
+	t.loads = append(t.loads[:0], s.Replicas...)
+	t.past.add(now, s.Replicas)
+}
+
+// late tells whether something to be delivered is so old that it has to be
+// brought forward, for which look has to be called first.
+func (t *table) late(now float64) bool {
+	for name, p := range t.peers {
+		if p.dirty && p.state == peerFresh && now-t.state.routers[name].made > forwardOver {
+			return true
+		}
+	}
+	return false
+}
+
+// forwardOver is the age (s) over which a peer's account is brought forward.
+// Who sums accounts does that from its delivery on; less than this before it
+// makes no difference.
+const forwardOver = 0.02
 
 func (t *table) peer(name string) *peer {
 	p := t.peers[name]
@@ -321,7 +356,7 @@ func (t *table) views(dst []PeerView, now float64) []PeerView {
 		switch p.state {
 		case peerFresh:
 			v.Age = now - r.made
-			t.fill(v, r)
+			t.fill(v, r, now)
 		case peerSilent:
 			v.Age = now - r.made
 			v.Assumed = true
@@ -335,14 +370,18 @@ func (t *table) views(dst []PeerView, now float64) []PeerView {
 	return dst
 }
 
-func (t *table) fill(v *PeerView, r *routerState) {
-	for _, name := range t.order {
+func (t *table) fill(v *PeerView, r *routerState, now float64) {
+	for i, name := range t.order {
 		id := idOf(name)
+		made := r.buckets[id.bucket()].made
+		a := Account{Name: name}
 		if e := r.load(id); e != nil {
-			v.Loads = append(v.Loads, e.account(name, r.buckets[id.bucket()].made))
-		} else {
-			v.Loads = append(v.Loads, Account{Name: name})
+			a = e.account(name, made)
 		}
+		if now-made > forwardOver {
+			a.Load = forward(a.Load, t.past.since(i, made))
+		}
+		v.Loads = append(v.Loads, a)
 	}
 	for _, h := range r.hot.list {
 		if name, ok := t.names[h.replica]; ok {
