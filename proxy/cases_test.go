@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/admission"
+	"github.com/penstock/penstock/fleet"
 )
 
 // The cases of cases/README.md, at the level of the package. apptest drives
@@ -104,7 +105,7 @@ func TestFailureBeforeContentFailsOver(t *testing.T) {
 				big := strings.Replace(body, "hi", strings.Repeat("hello ", 50000), 1)
 				bad, good := newFakeReplica(t, h), newFakeReplica(t, ok)
 				g := newRig(t, []*fakeReplica{bad, good}, func(o *Options, _ *admission.Config) {
-					o.FirstToken, o.AnswerTimeout = 300*time.Millisecond, 300*time.Millisecond
+					o.FirstToken, o.AnswerTimeout = 3*time.Second, 3*time.Second
 				})
 				for i := 0; i < 6; i++ {
 					a := g.do(chat(big))
@@ -229,7 +230,12 @@ const oddBody = `{"zz":1,"model":"%s", "seed":9007199254740993,"temperature":1.0
 // P6
 func TestBodyGoesOnByteForByte(t *testing.T) {
 	r := newFakeReplica(t, ok)
-	g := newRig(t, []*fakeReplica{r})
+	g := newRig(t, nil)
+	roomy := fleet.Generic()
+	roomy.KVTokens = 10_000_000
+	if err := g.p.AddReplica("p", ReplicaSpec{ID: 1, Addr: r.addr(), Models: []string{"m1"}, Warm: true, Profile: &roomy}); err != nil {
+		t.Fatal(err)
+	}
 	body := fmt.Sprintf(oddBody, "m1")
 	late := `{"messages":[{"role":"user","content":"` + strings.Repeat("x", 2<<20) + `"}],"model":"chat"}`
 	for _, tc := range []struct{ name, raw, want string }{
