@@ -1,11 +1,6 @@
 package wire
 
-import (
-	"crypto/sha256"
-	"strconv"
-
-	"github.com/zeebo/xxh3"
-)
+import "strconv"
 
 // Body is what one look at a request body found. It is reused: Scan resets
 // it. It keeps offsets and copied strings, never a slice of the body.
@@ -421,101 +416,4 @@ func (b *Body) name(p []byte) string {
 		b.nextN++
 	}
 	return n
-}
-
-// fingerprint feeds the canonical prompt: tools, system, then the rest.
-func (b *Body) fingerprint(body []byte, tape []int32) {
-	model := b.Model
-	if b.Resolve != nil {
-		model = b.Resolve(model)
-	}
-	salt := b.spans[slotSalt]
-	c := &b.chain
-	c.blocks = b.Blocks
-	c.reset(mix64(xxh3.HashString(model), xxh3.Hash(body[salt.start:salt.end])))
-	w := walker{Body: b, b: body, chain: c}
-	for slot, sp := range b.spans[:slotSalt] {
-		if sp.end == 0 || body[sp.start] == 'n' { // null
-			continue
-		}
-		c.byte(byte(0x10 + slot))
-		in := inText
-		switch slot {
-		case slotTools:
-			in = inTools
-		case slotSystem:
-			in = inContent
-		case slotMain:
-			switch b.Kind {
-			case KindChat, KindMessages, KindResponses, KindTokenize, KindEmbeddings:
-				in = b.mainPart(body, sp)
-			case KindCompletions:
-				b.Prompts = countPrompts(body[sp.start:sp.end])
-			}
-		}
-		w.tape = tape[sp.tape:]
-		w.value(sp.start, in)
-	}
-	b.Blocks, b.BlockBytes, b.CanonBytes = c.blocks, linkBytes*c.every, c.total
-	c.blocks = nil
-}
-
-// mainPart tells messages (an array of objects) from a plain prompt or a list of inputs.
-func (b *Body) mainPart(body []byte, sp span) where {
-	s := scanner{b: body}
-	if body[sp.start] != '[' {
-		return inText
-	}
-	if c := body[s.space(sp.start+1)]; c == '{' {
-		return inMessages
-	}
-	b.Prompts = countPrompts(body[sp.start:sp.end])
-	return inText
-}
-
-// countPrompts counts the prompts in a value that may be one string, a list of
-// strings, one list of token ids or a list of such lists.
-func countPrompts(val []byte) int {
-	s := scanner{b: val}
-	if val[0] != '[' {
-		return 1
-	}
-	i := s.space(1)
-	if val[i] != '"' && val[i] != '[' {
-		return 1
-	}
-	n := 0
-	for val[i] != ']' {
-		i = s.space(s.value(i, 0))
-		n++
-		if val[i] == ',' {
-			i = s.space(i + 1)
-		}
-	}
-	return n
-}
-
-// TokensPerBlock is how many of promptTokens stand behind one entry of Blocks.
-func (b *Body) TokensPerBlock(promptTokens int) float64 {
-	if b.CanonBytes == 0 {
-		return 0
-	}
-	return float64(promptTokens) * float64(b.BlockBytes) / float64(b.CanonBytes)
-}
-
-// BodyKey names a request by its exact bytes, for the answer cache: tenant,
-// API and body.
-func BodyKey(k Kind, tenant string, body []byte) (key [32]byte) {
-	h := sha256.New()
-	h.Write([]byte{byte(k)})
-	h.Write([]byte(strconv.Itoa(len(tenant)) + ":" + tenant))
-	h.Write(body)
-	h.Sum(key[:0])
-	return key
-}
-
-// BodyHash is a fast hash of the same, for counting repeats. It is not proof
-// against a client that builds collisions with its own earlier requests.
-func BodyHash(k Kind, tenant string, body []byte) uint64 {
-	return mix64(mix64(uint64(k), xxh3.HashString(tenant)), xxh3.Hash(body))
 }

@@ -8,94 +8,6 @@ import (
 	"github.com/zeebo/xxh3"
 )
 
-const (
-	// linkBytes is how many canonical prompt bytes one link of the chain
-	// covers: about 64 tokens of English, a small multiple of vLLM's 16-token
-	// block, so that a match is seldom more than one link short.
-	linkBytes = 256
-	// maxBlocks bounds what one request keeps. A longer prompt (over 1 MB)
-	// gets every second, fourth ... link of the same chain.
-	maxBlocks = 4096
-)
-
-// chain makes the chained fingerprints of a canonical byte stream.
-type chain struct {
-	blocks []uint64
-	prev   uint64
-	every  int // links per entry of blocks
-	links  int
-	total  int // canonical bytes fed
-	n      int // bytes in buf
-	buf    [linkBytes]byte
-}
-
-func (c *chain) reset(seed uint64) {
-	c.blocks, c.prev, c.every, c.links, c.total, c.n = c.blocks[:0], seed, 1, 0, 0, 0
-}
-
-// mix64 joins two hashes so that the order matters (the finaliser is rrmxmx's).
-func mix64(a, b uint64) uint64 {
-	h := a*0x9e3779b97f4a7c15 + b
-	h ^= bits.RotateLeft64(h, 49) ^ bits.RotateLeft64(h, 24)
-	h *= 0x9fb21c651e98df25
-	h ^= h >> 28
-	h *= 0x9fb21c651e98df25
-	return h ^ h>>28
-}
-
-func (c *chain) link(block []byte) {
-	c.prev = mix64(c.prev, xxh3.Hash(block))
-	c.links++
-	if c.links%c.every != 0 {
-		return
-	}
-	if len(c.blocks) == maxBlocks {
-		for i := range maxBlocks / 2 {
-			c.blocks[i] = c.blocks[2*i+1]
-		}
-		c.blocks = c.blocks[:maxBlocks/2]
-		c.every *= 2
-		if c.links%c.every != 0 {
-			return
-		}
-	}
-	c.blocks = append(c.blocks, c.prev)
-}
-
-func (c *chain) feed(p []byte) {
-	c.total += len(p)
-	if c.n > 0 {
-		k := copy(c.buf[c.n:], p)
-		c.n += k
-		p = p[k:]
-		if c.n < linkBytes {
-			return
-		}
-		c.link(c.buf[:])
-		c.n = 0
-	}
-	for len(p) >= linkBytes {
-		c.link(p[:linkBytes])
-		p = p[linkBytes:]
-	}
-	c.n = copy(c.buf[:], p)
-}
-
-func (c *chain) byte(b byte) {
-	c.total++
-	c.buf[c.n] = b
-	if c.n++; c.n == linkBytes {
-		c.link(c.buf[:])
-		c.n = 0
-	}
-}
-
-func (c *chain) uint64(v uint64) {
-	var t [8]byte
-	binary.LittleEndian.PutUint64(t[:], v)
-	c.feed(t[:])
-}
-
 // where says what part of the prompt a value is: it decides which keys have a
 // meaning and which bytes count as prompt text.
 type where uint8
@@ -118,8 +30,7 @@ type walker struct {
 	*Body
 	b     []byte
 	chain *chain
-	tape  []int32    // what the scanner noted, from the next string on
-	buf   [1024]byte // decoded text on its way to the chain
+	tape  []int32 // what the scanner noted, from the next string on
 }
 
 func (w *walker) space(i int) int {
@@ -289,43 +200,38 @@ func (w *walker) skip(i int) int {
 	return end
 }
 
-// str feeds a string decoded; i is at its opening quote. Pieces between escapes
-// are short, so they are gathered first: one feed costs as much as ten copies.
+// str feeds a string decoded; i is at its opening quote.
 func (w *walker) str(i int, count bool) int {
 	w.chain.byte(0x03)
 	i++
-	n := 0
+	begin, total, other := i, w.chain.total, 0
 	for t, mark := range w.tape {
 		j := int(mark)
 		if j < i {
 			continue // the second half of a surrogate pair
 		}
-		if n > 0 || w.b[j] != '"' {
-			if j-i > len(w.buf)-n-utf8.UTFMax {
-				w.text(w.buf[:n], count)
-				n = 0
-			}
-			if j-i <= len(w.buf)-utf8.UTFMax {
-				n += copy(w.buf[n:], w.b[i:j])
-				i = j
-			}
-		}
-		if i < j { // the whole string, or a long piece of it
-			w.text(w.b[i:j], count)
-		}
+		w.chain.feed(w.b[i:j])
 		if w.b[j] == '"' {
-			w.text(w.buf[:n], count)
+			if count {
+				other += countOther(w.b[begin:j])
+				w.Other += other
+				w.ASCII += w.chain.total - total - other
+			}
 			w.tape = w.tape[t+1:]
 			return j + 1
 		}
 		if c := plainEscapes[w.b[j+1]]; c != 0 {
-			w.buf[n] = c
-			n++
+			w.chain.byte(c)
 			i = j + 2
-		} else {
-			var r rune
-			r, i = escape(w.b, j)
-			n += utf8.EncodeRune(w.buf[n:], r)
+			continue
+		}
+		var r rune
+		r, i = escape(w.b, j)
+		var u [utf8.UTFMax]byte
+		n := utf8.EncodeRune(u[:], r)
+		w.chain.feed(u[:n])
+		if n > 1 {
+			other += n
 		}
 	}
 	panic("BUG: the prompt has a string that the scan did not see")
@@ -363,4 +269,84 @@ func countOther(p []byte) (n int) {
 		n += int(c >> 7)
 	}
 	return n
+}
+
+// fingerprint feeds the canonical prompt: tools, system, then the rest.
+func (b *Body) fingerprint(body []byte, tape []int32) {
+	model := b.Model
+	if b.Resolve != nil {
+		model = b.Resolve(model)
+	}
+	salt := b.spans[slotSalt]
+	c := &b.chain
+	c.blocks = b.Blocks
+	c.reset(mix64(xxh3.HashString(model), xxh3.Hash(body[salt.start:salt.end])))
+	w := walker{Body: b, b: body, chain: c}
+	for slot, sp := range b.spans[:slotSalt] {
+		if sp.end == 0 || body[sp.start] == 'n' { // null
+			continue
+		}
+		c.byte(byte(0x10 + slot))
+		in := inText
+		switch slot {
+		case slotTools:
+			in = inTools
+		case slotSystem:
+			in = inContent
+		case slotMain:
+			switch b.Kind {
+			case KindChat, KindMessages, KindResponses, KindTokenize, KindEmbeddings:
+				in = b.mainPart(body, sp)
+			case KindCompletions:
+				b.Prompts = countPrompts(body[sp.start:sp.end])
+			}
+		}
+		w.tape = tape[sp.tape:]
+		w.value(sp.start, in)
+	}
+	b.Blocks, b.BlockBytes, b.CanonBytes = c.blocks, linkBytes*c.every, c.total
+	c.blocks = nil
+}
+
+// mainPart tells messages (an array of objects) from a plain prompt or a list of inputs.
+func (b *Body) mainPart(body []byte, sp span) where {
+	s := scanner{b: body}
+	if body[sp.start] != '[' {
+		return inText
+	}
+	if c := body[s.space(sp.start+1)]; c == '{' {
+		return inMessages
+	}
+	b.Prompts = countPrompts(body[sp.start:sp.end])
+	return inText
+}
+
+// countPrompts counts the prompts in a value that may be one string, a list of
+// strings, one list of token ids or a list of such lists.
+func countPrompts(val []byte) int {
+	s := scanner{b: val}
+	if val[0] != '[' {
+		return 1
+	}
+	i := s.space(1)
+	if val[i] != '"' && val[i] != '[' {
+		return 1
+	}
+	n := 0
+	for val[i] != ']' {
+		i = s.space(s.value(i, 0))
+		n++
+		if val[i] == ',' {
+			i = s.space(i + 1)
+		}
+	}
+	return n
+}
+
+// TokensPerBlock is how many of promptTokens stand behind one entry of Blocks.
+func (b *Body) TokensPerBlock(promptTokens int) float64 {
+	if b.CanonBytes == 0 {
+		return 0
+	}
+	return float64(promptTokens) * float64(b.BlockBytes) / float64(b.CanonBytes)
 }
