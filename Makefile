@@ -16,7 +16,7 @@ help: ## this list
 
 build: ## bin/penstock
 	@mkdir -p bin
-	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o $(BIN) ./cmd/router
+	@CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o $(BIN) ./cmd/router
 
 run: build ## router, three emulated replicas and light traffic on the loopback; Ctrl-C ends all
 	@exec ./$(BIN) demo

@@ -34,6 +34,7 @@ type app struct {
 	adminSrv        *http.Server
 	cert            atomic.Pointer[tls.Certificate]
 	failed          chan error
+	ended           chan struct{} // closed when run is over
 
 	reloadMu sync.Mutex // one reload at a time
 	static   map[string]*staticSource
@@ -48,7 +49,7 @@ type app struct {
 // newApp makes the rooms; nothing is served yet.
 func newApp(src config.Source, cfg *config.Config, log *zap.Logger, level zap.AtomicLevel) (*app, error) {
 	a := &app{src: src, log: log, level: level, metrics: telemetry.New(), labels: newLabels(cfg), began: time.Now(),
-		failed: make(chan error, 2), members: map[string]*member{}, byID: map[fleet.ID]*member{}, static: map[string]*staticSource{}}
+		failed: make(chan error, 2), ended: make(chan struct{}), members: map[string]*member{}, byID: map[fleet.ID]*member{}, static: map[string]*staticSource{}}
 	a.cfg.Store(cfg)
 	a.metrics.Gauge(telemetry.BuildInfo, func() float64 { return 1 }, versionText())
 	for _, result := range []string{"ok", "refused"} {

@@ -10,6 +10,8 @@ import (
 	"runtime"
 	"runtime/debug"
 	"strings"
+
+	"github.com/penstock/penstock/bench"
 )
 
 // version is set by the linker (-X main.version=...); "" = as the build says.
@@ -28,6 +30,7 @@ func commands() []command {
 		{"serve", "run the router", serve},
 		{"check", "check a configuration file and tell everything that is wrong", check},
 		{"demo", "the router, three emulated replicas and light traffic, all on the loopback", demo},
+		{"bench", "emulated replica, load, simulator and comparisons; see penstock bench", func(_ context.Context, args []string, out, err io.Writer) int { return bench.Main(args, out, err) }},
 		{"version", "version, Go version, policies and profiles", showVersion},
 		{"docs", "write the generated pages of docs/", docs},
 	}

@@ -64,6 +64,7 @@ func serve(ctx context.Context, args []string, _, stderr io.Writer) int {
 
 // run serves until a signal to end, and returns the exit status.
 func (a *app) run(ctx context.Context, signals <-chan os.Signal) int {
+	defer close(a.ended)
 	for {
 		select {
 		case <-ctx.Done():
