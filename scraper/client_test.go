@@ -13,6 +13,8 @@ import (
 	"testing"
 	"testing/iotest"
 	"time"
+
+	"github.com/penstock/penstock/fleet"
 )
 
 // answers serves the given raw answers, one per request, over real sockets;
@@ -154,6 +156,27 @@ func TestAnswerCutAnywhereIsReadTheSame(t *testing.T) {
 	for range 2 {
 		if _, body, err := c.get(context.Background(), time.Minute); err != nil || string(body) != "hello" {
 			t.Errorf("%q %v", body, err)
+		}
+	}
+}
+
+// BenchmarkScrape is one scrape of a 75 KB page over the loopback: the client,
+// the kernel, the scan (and the test's server).
+func BenchmarkScrape(b *testing.B) {
+	page := body(b, "testdata/metrics_loaded.http")
+	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { _, _ = w.Write(page) }))
+	defer srv.Close()
+	c := testClient(srv.Listener.Addr().String(), true)
+	defer c.close()
+	b.ReportAllocs()
+	var s fleet.Sample
+	for b.Loop() {
+		_, got, err := c.get(context.Background(), time.Minute)
+		if err == nil {
+			_, err = Parse(got, &s)
+		}
+		if err != nil {
+			b.Fatal(err)
 		}
 	}
 }

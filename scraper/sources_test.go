@@ -253,10 +253,15 @@ func TestTargetFileIsFollowedAndABrokenOneIsNot(t *testing.T) {
 func TestTargetsOverHTTP(t *testing.T) {
 	var answer atomic.Value
 	answer.Store(`[{"targets":["10.0.0.1:8000"],"labels":{"__scheme__":"https"}}]`)
+	failed := make(chan struct{}, 1)
 	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		a := answer.Load().(string)
 		if a == "" {
 			w.WriteHeader(500)
+			select {
+			case failed <- struct{}{}:
+			default:
+			}
 		}
 		fmt.Fprint(w, a)
 	}))
@@ -272,6 +277,7 @@ func TestTargetsOverHTTP(t *testing.T) {
 		t.Errorf("%+v", ts)
 	}
 	answer.Store("") // an outage says nothing
+	<-failed
 	answer.Store(`[{"targets":["10.0.0.2:8000"]}]`)
 	if ts := <-lists; len(ts) != 1 || ts[0].Addr != "10.0.0.2:8000" || ts[0].TLS {
 		t.Errorf("%+v", ts)
