@@ -139,14 +139,13 @@ func (pl *pool) progress(f *flight, tokens int) {
 
 // advance re-decides what is held and cancels what was revoked. Under mu.
 func (pl *pool) advance(now float64) {
-	if pl.held > 0 {
-		pl.scratch = pl.core.Advance(now, pl.scratch[:0])
-		for i, t := range pl.scratch {
-			f := t.User.(*flight)
-			f.decided = true
-			f.signal()
-			pl.scratch[i] = nil
-		}
+	// Also with nothing held: hangs, ramps and ejections are seen by time alone.
+	pl.scratch = pl.core.Advance(now, pl.scratch[:0])
+	for i, t := range pl.scratch {
+		f := t.User.(*flight)
+		f.decided = true
+		f.signal()
+		pl.scratch[i] = nil
 	}
 	pl.scratch = pl.core.Revoked(pl.scratch[:0])
 	for i, t := range pl.scratch {
