@@ -103,3 +103,20 @@ func TestClassifyRecordedErrors(t *testing.T) {
 		t.Errorf("429: %v", got)
 	}
 }
+
+func BenchmarkParseAnswer(b *testing.B) {
+	for _, name := range []string{"chat_nonstream", "sigterm_nonstream_running", "responses_nonstream"} {
+		raw, err := os.ReadFile("testdata/vllm/" + name + ".http")
+		if err != nil {
+			b.Fatal(err)
+		}
+		_, body, _ := bytes.Cut(raw, []byte("\r\n\r\n"))
+		b.Run(name, func(b *testing.B) {
+			b.ReportAllocs()
+			b.SetBytes(int64(len(body)))
+			for b.Loop() {
+				ParseAnswer(KindChat, body, "tiny")
+			}
+		})
+	}
+}

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"math"
 	"strconv"
-	"strings"
 )
 
 // Codes of contract.md. Clients, drills and dashboards match on these words.
@@ -76,23 +75,6 @@ var errorTable = []ErrorEntry{
 
 // ErrorTable returns a copy of the error table, in the order of docs/errors.md.
 func ErrorTable() []ErrorEntry { return append([]ErrorEntry(nil), errorTable...) }
-
-// ErrorDoc renders the table as the Markdown that docs/errors.md holds.
-func ErrorDoc() string {
-	var b strings.Builder
-	b.WriteString("| code | status | type | Retry-After | x-should-retry | when |\n|---|---|---|---|---|---|\n")
-	for _, e := range errorTable {
-		status, after := strconv.Itoa(e.Status), "no"
-		if e.EventOnly {
-			status = "SSE event (counted as " + status + ")"
-		}
-		if e.RetryAfter > 0 {
-			after = "computed, else " + strconv.FormatFloat(e.RetryAfter, 'f', -1, 64) + " s"
-		}
-		fmt.Fprintf(&b, "| `%s` | %s | `%s` | %s | %v | %s |\n", e.Code, status, e.Type, after, e.Retry, e.When)
-	}
-	return b.String()
-}
 
 // Error is an answer of the router itself.
 type Error struct {
