@@ -105,7 +105,10 @@ func TestFailureBeforeContentFailsOver(t *testing.T) {
 				big := strings.Replace(body, "hi", strings.Repeat("hello ", 50000), 1)
 				bad, good := newFakeReplica(t, h), newFakeReplica(t, ok)
 				g := newRig(t, []*fakeReplica{bad, good}, func(o *Options, _ *admission.Config) {
-					o.FirstToken, o.AnswerTimeout = 3*time.Second, 3*time.Second
+					o.FirstToken, o.AnswerTimeout, o.FirstTokenFactor = 3*time.Second, 3*time.Second, 0.001
+					if name == "never answers" || name == "headers only" {
+						o.FirstToken, o.AnswerTimeout = time.Second, time.Second
+					}
 				})
 				for i := 0; i < 6; i++ {
 					a := g.do(chat(big))
