@@ -210,7 +210,7 @@ func TestCaseP2HealthyControls(t *testing.T) {
 	if string(a.Body) != completed {
 		t.Errorf("a Responses stream without DONE was changed: %q", a.Body)
 	}
-	r.wantMetric(2, "penstock_requests_total", label("code", "200"))
+	r.wantMetric(2, "penstock_request_outcomes_total", label("outcome", "finished"))
 	r.wantMetric(0, "penstock_stream_integrity_total")
 }
 
@@ -218,7 +218,13 @@ func TestCaseP2HealthyControls(t *testing.T) {
 // not taken for a whole answer.
 func TestTruncatedStreamIsCounted(t *testing.T) {
 	t.Parallel()
-	u1 := replica(t, func(c *conn) { c.sseHead(); c.chunk(frame(1)); c.chunk(frame(2)); c.end() })
+	u1 := replica(t, func(c *conn) {
+		c.sseHead()
+		c.chunk(frame(1))
+		time.Sleep(50 * time.Millisecond) // so that it began; else the router may well try another replica
+		c.chunk(frame(2))
+		c.end()
+	})
 	r := start(t, "", u1)
 	a := r.post(chat, reqStream)
 	if !bytes.HasPrefix(a.Body, []byte(frame(1)+frame(2))) || bytes.Contains(a.Body, []byte("[DONE]")) {

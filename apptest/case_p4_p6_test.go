@@ -6,6 +6,7 @@ import (
 	"crypto/sha256"
 	"fmt"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 )
@@ -24,7 +25,6 @@ func TestCaseP4FailoverBeforeFirstByte(t *testing.T) {
 	t.Parallel()
 	big := `{"model":"m1","messages":[{"role":"user","content":"` + strings.Repeat("lorem ipsum ", 25000) + `"}]}`
 	for name, handle := range map[string]func(*conn){
-		"refused port":  nil,
 		"never answers": func(c *conn) { c.waitClose(time.Minute) },
 		"503":           func(c *conn) { c.json(503, `{"error":{"message":"overloaded"}}`, "") },
 		"502":           func(c *conn) { c.json(502, `{"error":{"message":"bad"}}`, "") },
@@ -37,40 +37,58 @@ func TestCaseP4FailoverBeforeFirstByte(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			u2 := replica(t, (*conn).ok)
-			url1, u1 := refusing(t), (*mock)(nil)
-			if handle != nil {
-				u1 = replica(t, handle)
-				url1 = u1.url()
+			// The replica that is asked first is the bad one from then on.
+			var bad atomic.Pointer[mock]
+			h := func(c *conn) {
+				if bad.CompareAndSwap(nil, c.m) || bad.Load() == c.m {
+					handle(c)
+					return
+				}
+				c.ok()
 			}
-			r := startConfig(t, poolYAML("main", url1, u2.url())+shortWaits)
+			us := []*mock{replica(t, h), replica(t, h)}
+			r := start(t, shortWaits, us...)
 			for i := range 20 {
 				wantOK(t, r.post(chat, big, "X-Request-ID", fmt.Sprintf("r-%d", i)))
 			}
-			if n := u2.count(); n != 20 {
-				t.Errorf("the good replica saw %d requests of 20", n)
-			}
-			for _, c := range u2.reqs() {
-				if sha256.Sum256(c.Body) != sha256.Sum256([]byte(big)) {
-					t.Errorf("request %s arrived changed", c.header("X-Request-ID"))
+			for _, u := range us {
+				if u != bad.Load() {
+					checkGoodReplica(t, u, big)
+					continue
 				}
-			}
-			if u1 == nil {
-				return
-			}
-			seen := map[string]int{}
-			for _, c := range u1.reqs() {
-				seen[c.header("X-Request-ID")]++
-			}
-			for id, n := range seen {
-				if n > 1 {
-					t.Errorf("request %s went to the bad replica %d times", id, n)
+				seen := map[string]int{}
+				for _, c := range u.reqs() {
+					seen[c.header("X-Request-ID")]++
 				}
-			}
-			if n := u1.count(); n == 0 {
-				t.Errorf("the bad replica was never tried: this run proved nothing")
+				for id, n := range seen {
+					if n > 1 {
+						t.Errorf("request %s went to the bad replica %d times", id, n)
+					}
+				}
 			}
 		})
+	}
+	t.Run("refused port", func(t *testing.T) {
+		t.Parallel()
+		u2 := replica(t, (*conn).ok)
+		r := startConfig(t, poolYAML("main", refusing(t), u2.url())+shortWaits)
+		for range 20 {
+			wantOK(t, r.post(chat, big))
+		}
+		checkGoodReplica(t, u2, big)
+	})
+}
+
+// checkGoodReplica: it got all 20 bodies, once and whole.
+func checkGoodReplica(t *testing.T, u *mock, body string) {
+	t.Helper()
+	if n := u.count(); n != 20 {
+		t.Errorf("the good replica saw %d requests of 20", n)
+	}
+	for _, c := range u.reqs() {
+		if sha256.Sum256(c.Body) != sha256.Sum256([]byte(body)) {
+			t.Errorf("request %s arrived changed", c.header("X-Request-ID"))
+		}
 	}
 }
 

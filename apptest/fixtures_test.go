@@ -105,7 +105,6 @@ func TestVLLMFailuresBeforeContent(t *testing.T) {
 		"draining_new_completion_tokens_stream": {},
 		"err_queue_overflow_503":                {"busy"},
 		"err_queue_overflow_stream_503":         {"busy"},
-		"err_trailing_slash":                    {},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

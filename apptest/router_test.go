@@ -140,7 +140,7 @@ func start(t testing.TB, extra string, replicas ...*mock) *router {
 
 // poolYAML is a configuration with one pool.
 func poolYAML(name string, urls ...string) string {
-	return fmt.Sprintf("pools:\n  - name: %s\n    replicas: {static: [%q]}\n", name, strings.Join(urls, `", "`))
+	return fmt.Sprintf("pools:\n  - name: %s\n    replicas: {static: [\"%s\"]}\n", name, strings.Join(urls, `", "`))
 }
 
 func writeFile(t testing.TB, path, text string) {
