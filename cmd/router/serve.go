@@ -198,7 +198,7 @@ func (a *app) start() error {
 		}
 	}()
 	if a.adminLn != nil {
-		a.adminSrv = &http.Server{Handler: a.adminMux(), ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute}
+		a.adminSrv = &http.Server{Handler: a.adminHandler(), ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute}
 		go func() {
 			if err := a.adminSrv.Serve(a.adminLn); err != nil && !errors.Is(err, http.ErrServerClosed) {
 				a.failed <- fmt.Errorf("admin: %w", err)
