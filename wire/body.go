@@ -104,6 +104,9 @@ func (b *Body) Scan(k Kind, contentType string, body []byte) *Error {
 		if b.tape = s.tape; cap(b.tape) > maxTape {
 			b.tape = nil
 		}
+		if cap(b.scratch) > keepBytes {
+			b.scratch = nil
+		}
 	}()
 	i := s.space(0)
 	if i >= len(body) {

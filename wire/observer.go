@@ -84,14 +84,24 @@ const (
 func (o *Observer) Reset(k Kind, models ...string) {
 	*o = Observer{kind: k, expect: models, BadOffset: -1, CommitOffset: 0,
 		model: o.model[:0], calls: o.calls[:0], line: o.line[:0], data: o.data[:0], templates: o.templates, scratch: o.scratch[:0]}
-	// One huge event must not be kept in memory for the life of the pool.
-	if cap(o.line) > 64<<10 {
+	// What one huge event needed must not be kept for the life of the pool.
+	if cap(o.line) > keepBytes {
 		o.line = nil
 	}
-	if cap(o.data) > 64<<10 {
+	if cap(o.data) > keepBytes {
 		o.data = nil
 	}
+	kept := 0
+	for _, c := range o.calls[:cap(o.calls)] {
+		kept += cap(c.args)
+	}
+	if kept > keepBytes {
+		o.calls = nil
+	}
 }
+
+// keepBytes bounds each buffer that is kept for the next stream or request.
+const keepBytes = 64 << 10
 
 // Feed takes the next piece of the body. p is not kept.
 func (o *Observer) Feed(p []byte) {
@@ -303,7 +313,8 @@ type template struct {
 
 const (
 	maxSegs   = 8
-	maxLearns = 32 // per stream: events without a stable form cost no more than this
+	maxLearns = 32      // per stream: events without a stable form cost no more than this
+	maxForm   = 8 << 10 // bytes of the longest event whose form is learned
 )
 
 // segment is literal bytes, text[from:to], and what number follows them.
@@ -444,7 +455,7 @@ func ascii(p []byte) bool {
 // learn keeps the form of the event raw: its data begins at raw[at], and f says
 // where in the data its content and its numbers stand.
 func (o *Observer) learn(raw []byte, at int, f *facts) {
-	if o.learned >= maxLearns || !bytes.HasSuffix(raw, []byte("\n\n")) && !bytes.HasSuffix(raw, []byte("\n\r\n")) {
+	if o.learned >= maxLearns || len(raw) > maxForm || !bytes.HasSuffix(raw, []byte("\n\n")) && !bytes.HasSuffix(raw, []byte("\n\r\n")) {
 		return
 	}
 	o.learned++

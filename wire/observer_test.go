@@ -399,3 +399,36 @@ func TestObserveDoesNotAllocate(t *testing.T) {
 		}
 	}
 }
+
+// A stream or body of unusual size does not stay in memory with the reused
+// values (ten thousand flights may hold one each).
+func TestReuseKeepsLittle(t *testing.T) {
+	var o Observer
+	o.Reset(KindChat)
+	big := strings.Repeat("y", 200<<10)
+	for i := range 20 {
+		s := toolDelta(i, fmt.Sprintf(`,"id":"i%d","function":{"name":"f","arguments":%q}`, i, big))
+		o.Feed([]byte(s[:1000]))
+		o.Feed([]byte(s[1000:]))
+	}
+	o.Feed([]byte(strings.ReplaceAll(tok(1), "t1", big) + strings.ReplaceAll(tok(1), "t1", big)))
+	o.Reset(KindChat)
+	kept := cap(o.line) + cap(o.data) + cap(o.scratch)
+	for _, c := range o.calls[:cap(o.calls)] {
+		kept += cap(c.args)
+	}
+	for _, m := range o.templates {
+		kept += cap(m.text)
+	}
+	if kept > 4*keepBytes {
+		t.Errorf("the observer keeps %d bytes", kept)
+	}
+	var b Body
+	body := `{"` + strings.Repeat(`\u0061`, 300<<10) + `":1,"model":"m","prompt":"` + strings.Repeat(`\n`, 1<<20) + `"}`
+	if e := b.Scan(KindCompletions, jsonType, []byte(body)); e != nil {
+		t.Fatal(e)
+	}
+	if kept = cap(b.scratch) + 4*cap(b.tape) + 8*cap(b.Blocks); kept > 8*keepBytes {
+		t.Errorf("the body scan keeps %d bytes", kept)
+	}
+}
