@@ -1,0 +1,205 @@
+package admission
+
+import "math"
+
+// BudgetConfig bounds attempts. Zero fields mean their defaults.
+type BudgetConfig struct {
+	PerRequest int     // attempts of one request, the first included; default 2
+	Extra      float64 // attempts above one per request, as a share of the requests of the window; default 0.2
+	Window     float64 // seconds; default 10
+	Floor      float64 // extra attempts per second of the window that are always allowed (at once if need be: a replica's death fails all of its requests together); default 3
+}
+
+// Defaults fills the fields that are zero.
+func (c *BudgetConfig) Defaults() {
+	orDefault(&c.PerRequest, 2)
+	orDefault(&c.Extra, 0.2)
+	orDefault(&c.Window, 10)
+	orDefault(&c.Floor, 3)
+}
+
+// budgetSlots is the grain of the sliding window.
+const budgetSlots = 20
+
+// AttemptBudget bounds the attempts of a pool: at most PerRequest for each
+// request, and no more than Extra x requests above one per request over the
+// window, whatever fails. It is not safe for concurrent use.
+//
+// Requests and extra attempts of peers count too (SetPeers), so that the bound
+// is the fleet's.
+type AttemptBudget struct {
+	cfg      BudgetConfig
+	slot     int64
+	requests [budgetSlots]uint32
+	extra    [budgetSlots]uint32
+	sumReq   uint32
+	sumExtra uint32
+	peerReq  float64
+	peerEx   float64
+	refused  uint64
+}
+
+// NewAttemptBudget makes a budget; zero fields of cfg are defaults.
+func NewAttemptBudget(cfg BudgetConfig) *AttemptBudget {
+	cfg.Defaults()
+	return &AttemptBudget{cfg: cfg, slot: math.MinInt64}
+}
+
+func (b *AttemptBudget) roll(now float64) int {
+	s := int64(math.Floor(now / b.cfg.Window * budgetSlots))
+	if b.slot == math.MinInt64 || s-b.slot >= budgetSlots {
+		clear(b.requests[:])
+		clear(b.extra[:])
+		b.sumReq, b.sumExtra, b.slot = 0, 0, s
+	}
+	for b.slot < s {
+		b.slot++
+		i := b.index()
+		b.sumReq -= b.requests[i]
+		b.sumExtra -= b.extra[i]
+		b.requests[i], b.extra[i] = 0, 0
+	}
+	return b.index()
+}
+
+func (b *AttemptBudget) index() int {
+	return int(((b.slot % budgetSlots) + budgetSlots) % budgetSlots)
+}
+
+// Request counts a new request (its first attempt is always allowed). repeats
+// is how often the client's SDK has repeated it already
+// (X-Stainless-Retry-Count): such a repeat is an extra attempt, since the
+// first one was counted when it came.
+func (b *AttemptBudget) Request(now float64, repeats int) {
+	i := b.roll(now)
+	if repeats > 0 {
+		b.extra[i]++
+		b.sumExtra++
+		return
+	}
+	b.requests[i]++
+	b.sumReq++
+}
+
+// Left is how many attempts a request may still make here: PerRequest less
+// what the SDK and this router have spent.
+func (b *AttemptBudget) Left(spent, repeats int) int {
+	return max(0, b.cfg.PerRequest-spent-repeats)
+}
+
+// Allow asks for one attempt beyond a request's first, and counts it when it
+// is allowed.
+func (b *AttemptBudget) Allow(now float64) bool {
+	i := b.roll(now)
+	bound := max(b.cfg.Extra*(float64(b.sumReq)+b.peerReq), b.cfg.Floor*b.cfg.Window)
+	if float64(b.sumExtra)+b.peerEx+1 > bound {
+		b.refused++
+		return false
+	}
+	b.extra[i]++
+	b.sumExtra++
+	return true
+}
+
+// SetPeers gives the sums of all peers over the same window.
+func (b *AttemptBudget) SetPeers(requests, extra float64) { b.peerReq, b.peerEx = requests, extra }
+
+// Totals are this router's sums over the window, for the peers, and how many
+// attempts were refused since the start.
+func (b *AttemptBudget) Totals(now float64) (requests, extra float64, refused uint64) {
+	b.roll(now)
+	return float64(b.sumReq), float64(b.sumExtra), b.refused
+}
+
+// StormConfig bounds repeats of one request after a degraded or shed answer.
+type StormConfig struct {
+	Repeats int     // repeats allowed within Window; default 2
+	Window  float64 // seconds; default 10
+	Max     int     // requests remembered; default 8192 (the oldest is forgotten)
+}
+
+// StormGuard counts repeats by the request's fingerprint. Only a request that
+// had a degraded or shed answer is remembered at all. Not safe for concurrent
+// use.
+type StormGuard struct {
+	cfg  StormConfig
+	seen map[uint64]int32 // fingerprint -> index in ring
+	ring []stormEntry
+	next int32
+}
+
+type stormEntry struct {
+	print   uint64
+	at      float64 // of the last degraded or shed answer
+	repeats int
+	used    bool
+}
+
+// NewStormGuard makes a guard; zero fields of cfg are defaults.
+func NewStormGuard(cfg StormConfig) *StormGuard {
+	orDefault(&cfg.Repeats, 2)
+	orDefault(&cfg.Window, 10)
+	orDefault(&cfg.Max, 8192)
+	return &StormGuard{cfg: cfg, seen: make(map[uint64]int32)}
+}
+
+// Answered notes that the request of that fingerprint had a degraded or shed
+// answer.
+func (g *StormGuard) Answered(now float64, print uint64) {
+	if i, ok := g.seen[print]; ok {
+		e := &g.ring[i]
+		if now-e.at > g.cfg.Window {
+			e.repeats = 0
+		}
+		e.at = now
+		return
+	}
+	if len(g.ring) < g.cfg.Max {
+		g.ring = append(g.ring, stormEntry{})
+		g.next = int32(len(g.ring) - 1)
+	} else {
+		g.next = (g.next + 1) % int32(len(g.ring))
+		if e := &g.ring[g.next]; e.used {
+			delete(g.seen, e.print)
+		}
+	}
+	g.ring[g.next] = stormEntry{print: print, at: now, used: true}
+	g.seen[print] = g.next
+}
+
+// Repeat is asked when a request comes. It is false when this is one repeat
+// too many; retryAfter is then when the window ends.
+func (g *StormGuard) Repeat(now float64, print uint64) (ok bool, retryAfter float64) {
+	i, known := g.seen[print]
+	if !known {
+		return true, 0
+	}
+	e := &g.ring[i]
+	if now-e.at > g.cfg.Window {
+		e.repeats = 0
+		return true, 0
+	}
+	e.repeats++
+	if e.repeats > g.cfg.Repeats {
+		return false, max(0.001, e.at+g.cfg.Window-now)
+	}
+	return true, 0
+}
+
+// Count is how many repeats of that fingerprint were seen in its window.
+func (g *StormGuard) Count(now float64, print uint64) int {
+	if i, ok := g.seen[print]; ok && now-g.ring[i].at <= g.cfg.Window {
+		return g.ring[i].repeats
+	}
+	return 0
+}
+
+// Add counts repeats that a peer saw.
+func (g *StormGuard) Add(now float64, print uint64, repeats int) {
+	if i, ok := g.seen[print]; ok && now-g.ring[i].at <= g.cfg.Window {
+		g.ring[i].repeats += repeats
+		return
+	}
+	g.Answered(now, print)
+	g.ring[g.seen[print]].repeats = repeats
+}
