@@ -141,9 +141,11 @@ type Replica struct {
 func (r *Replica) Load() Load { return r.Own.Add(r.Peers).Add(r.Other) }
 
 // Serves tells whether the replica serves a model. A replica without a list
-// serves whatever its pool is asked for.
+// serves whatever its pool is asked for; model 0 stands for a name that came
+// before any list was known, so that such a request can still go on to
+// another replica once the lists are there.
 func (r *Replica) Serves(model uint32) bool {
-	if len(r.Models) == 0 {
+	if len(r.Models) == 0 || model == 0 {
 		return true
 	}
 	for _, m := range r.Models {
