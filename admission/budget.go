@@ -66,19 +66,20 @@ func (b *AttemptBudget) index() int {
 	return int(((b.slot % budgetSlots) + budgetSlots) % budgetSlots)
 }
 
-// Request counts a new request (its first attempt is always allowed). repeats
-// is how often the client's SDK has repeated it already
-// (X-Stainless-Retry-Count): such a repeat is an extra attempt, since the
-// first one was counted when it came.
-func (b *AttemptBudget) Request(now float64, repeats int) {
+// Request counts a new request; its first attempt is always allowed.
+func (b *AttemptBudget) Request(now float64) {
 	i := b.roll(now)
-	if repeats > 0 {
-		b.extra[i]++
-		b.sumExtra++
-		return
-	}
 	b.requests[i]++
 	b.sumReq++
+}
+
+// Repeated counts a request that is a client's own repeat
+// (X-Stainless-Retry-Count above 0): an extra attempt, since the request was
+// counted when it first came.
+func (b *AttemptBudget) Repeated(now float64) {
+	i := b.roll(now)
+	b.extra[i]++
+	b.sumExtra++
 }
 
 // Left is how many attempts a request may still make here: PerRequest less
@@ -100,6 +101,9 @@ func (b *AttemptBudget) Allow(now float64) bool {
 	b.sumExtra++
 	return true
 }
+
+// Retry is Allow under the name that the proxy asks by.
+func (b *AttemptBudget) Retry(now float64) bool { return b.Allow(now) }
 
 // SetPeers gives the sums of all peers over the same window.
 func (b *AttemptBudget) SetPeers(requests, extra float64) { b.peerReq, b.peerEx = requests, extra }
