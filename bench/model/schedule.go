@@ -216,6 +216,22 @@ func (r *Replica) Stats(now float64) Stats {
 	return s
 }
 
+// EachDecoding calls f for every decoding sequence with its output tokens at now.
+func (r *Replica) EachDecoding(now float64, f func(s *Seq, made int)) {
+	more := 0
+	if r.busy && r.bulk {
+		if !math.IsNaN(r.frozenAt) {
+			now = r.frozenAt
+		}
+		more = int(r.stepsBy(now))
+	}
+	for s := r.running.head; s != nil; s = s.next {
+		if s.state == seqDecode {
+			f(s, r.Made(s)+more)
+		}
+	}
+}
+
 // Queued is how many sequences are in the replica, front end included.
 func (r *Replica) Queued() int { return len(r.pending) + r.waiting.len + r.running.len }
 

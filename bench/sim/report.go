@@ -1,0 +1,258 @@
+package sim
+
+import (
+	"fmt"
+	"io"
+	"math"
+	"sort"
+	"text/tabwriter"
+
+	"github.com/penstock/penstock/admission"
+	"github.com/penstock/penstock/fleet"
+)
+
+// Quantiles of a time, seconds.
+type Quantiles struct {
+	N                             int
+	Mean, P50, P90, P95, P99, Max float64
+}
+
+// Bin is one interval of the timeline, by intended send time.
+type Bin struct {
+	At                  float64
+	Offered, Good, Shed int
+	TTFTp95             float64 // of answered ones
+	ttft                []float64
+}
+
+// Report of one simulation. Requests of the warm-up are in none of its
+// figures.
+type Report struct {
+	Name     string
+	Offered  int
+	Outcomes [Open + 1]int
+	Good     int
+	Goodput  float64 // good / offered
+	Refused  float64 // share of offered that was shed
+	TTFT     Quantiles
+	TPOT     Quantiles
+	E2E      Quantiles
+	Held     Quantiles // time at the router, of answered ones that were held
+	Retry    Quantiles // Retry-After of the sheds
+	HitRate  float64   // prompt tokens from the cache / prompt tokens, of answered ones
+	Ratio    float64   // median of observed / predicted TTFT
+	Shares   []float64 // of requests sent, by replica
+	Preempts float64
+	Attempts float64 // per request
+	Sheds    map[string]int
+	Seconds  float64 // simulated, from warm-up to the last end
+	OutRate  float64 // output tokens per second, of answered ones
+	Timeline []Bin
+
+	Stats admission.Stats // summed over the routers; Held is of the end
+	Books string          // what is wrong with the accounts at the end; "" = nothing
+
+	cfg                          *Config
+	ttft, tpot, e2e, hold, retry []float64
+	ratio                        []float64
+	sheds                        [admission.ReasonCount]int
+	prompt, cached, out          float64
+	attempts                     int
+	last                         float64
+}
+
+func newReport(c *Config) *Report {
+	r := &Report{Name: c.Name, cfg: c, Sheds: map[string]int{}}
+	n := len(c.Requests)
+	r.ttft, r.tpot, r.e2e = make([]float64, 0, n), make([]float64, 0, n), make([]float64, 0, n)
+	return r
+}
+
+func (r *Report) bin(at float64) *Bin {
+	w := r.cfg.Timeline
+	if w <= 0 {
+		return nil
+	}
+	i := int(at / w)
+	for len(r.Timeline) <= i {
+		r.Timeline = append(r.Timeline, Bin{At: float64(len(r.Timeline)) * w})
+	}
+	return &r.Timeline[i]
+}
+
+// add counts one request.
+func (r *Report) add(x *Result) {
+	if x.Request.At < r.cfg.Warmup {
+		return
+	}
+	r.Offered++
+	r.Outcomes[x.Outcome]++
+	r.attempts += x.Attempts
+	r.last = max(r.last, x.Ended)
+	b := r.bin(x.Request.At)
+	if b != nil {
+		b.Offered++
+	}
+	if x.Good {
+		r.Good++
+		if b != nil {
+			b.Good++
+		}
+	}
+	switch x.Outcome {
+	case OK:
+		r.ttft = append(r.ttft, x.TTFT)
+		if x.Request.Out > 1 {
+			r.tpot = append(r.tpot, x.TPOT)
+		}
+		r.e2e = append(r.e2e, x.E2E)
+		if x.Held > 0 {
+			r.hold = append(r.hold, x.Held)
+		}
+		if x.Predict > 0 && x.Attempts == 1 && x.Offers == 1 {
+			r.ratio = append(r.ratio, (x.TTFT-x.Held)/x.Predict)
+		}
+		r.prompt += float64(x.Request.Prompt)
+		r.cached += float64(x.Cached)
+		r.out += float64(x.Request.Out)
+		if b != nil {
+			b.ttft = append(b.ttft, x.TTFT)
+		}
+	case Shed:
+		r.retry = append(r.retry, x.Retry)
+		if b != nil {
+			b.Shed++
+		}
+	}
+}
+
+// pool adds up one router's totals.
+func (r *Report) pool(s admission.Stats) {
+	t := &r.Stats
+	t.Offered += s.Offered
+	t.Placed += s.Placed
+	t.Finished += s.Finished
+	t.Failed += s.Failed
+	t.Cancelled += s.Cancelled
+	t.Left += s.Left
+	t.EverHeld += s.EverHeld
+	t.Revoked += s.Revoked
+	t.Panics += s.Panics
+	t.Held += s.Held
+	for i := range s.Shed {
+		t.Shed[i] += s.Shed[i]
+	}
+	for i := range s.Ejections {
+		t.Ejections[i] += s.Ejections[i]
+	}
+}
+
+// checkBooks is the invariant of every simulation: all that was admitted ended
+// once, and the accounts are empty.
+func (r *Report) checkBooks(p *admission.Pool, s admission.Stats) {
+	shed := uint64(0)
+	for _, n := range s.Shed {
+		shed += n
+	}
+	if s.Placed != s.Finished+s.Failed+s.Cancelled {
+		r.Books = fmt.Sprintf("placed %d is not finished %d + failed %d + cancelled %d", s.Placed, s.Finished, s.Failed, s.Cancelled)
+	}
+	if s.Offered != s.Placed+s.Left+shed {
+		r.Books = fmt.Sprintf("offered %d is not placed %d + left %d + shed %d", s.Offered, s.Placed, s.Left, shed)
+	}
+	for i := range p.View().Replicas {
+		v := &p.View().Replicas[i]
+		own := v.Own
+		own.LastFirst = 0
+		if own != (fleet.Load{}) {
+			r.Books = fmt.Sprintf("replica %s: account %+v at the end", v.Name, own)
+		}
+	}
+}
+
+func (r *Report) finish(s *simulation) {
+	// What never ended is in no result list: count it as open.
+	missing := 0
+	for i := range s.Requests {
+		if s.Requests[i].At >= s.Warmup {
+			missing++
+		}
+	}
+	missing -= r.Offered
+	r.Offered += missing
+	r.Outcomes[Open] += missing
+	if r.Offered > 0 {
+		r.Goodput = float64(r.Good) / float64(r.Offered)
+		r.Refused = float64(r.Outcomes[Shed]) / float64(r.Offered)
+		r.Attempts = float64(r.attempts) / float64(r.Offered)
+	}
+	r.TTFT, r.TPOT, r.E2E = quantiles(r.ttft), quantiles(r.tpot), quantiles(r.e2e)
+	r.Held, r.Retry = quantiles(r.hold), quantiles(r.retry)
+	r.Ratio = quantiles(r.ratio).P50
+	if r.prompt > 0 {
+		r.HitRate = r.cached / r.prompt
+	}
+	total := 0.0
+	for _, n := range s.nodes {
+		total += n.requests
+		r.Preempts += n.Stats(s.now).Preemptions
+	}
+	for _, n := range s.nodes {
+		r.Shares = append(r.Shares, n.requests/max(total, 1))
+	}
+	for i, n := range r.sheds {
+		if n > 0 {
+			r.Sheds[admission.Reason(i).String()] = n
+		}
+	}
+	r.Seconds = max(0, r.last-s.Warmup)
+	if r.Seconds > 0 {
+		r.OutRate = r.out / r.Seconds
+	}
+	for i := range r.Timeline {
+		b := &r.Timeline[i]
+		b.TTFTp95 = quantiles(b.ttft).P95
+		b.ttft = nil
+	}
+	r.cfg, r.ttft, r.tpot, r.e2e, r.hold, r.retry, r.ratio = nil, nil, nil, nil, nil, nil, nil
+}
+
+func quantiles(x []float64) Quantiles {
+	n := len(x)
+	if n == 0 {
+		return Quantiles{}
+	}
+	sort.Float64s(x)
+	sum := 0.0
+	for _, v := range x {
+		sum += v
+	}
+	at := func(p float64) float64 { return x[min(n-1, int(math.Ceil(p*float64(n)))-1)] }
+	return Quantiles{N: n, Mean: sum / float64(n), P50: at(.5), P90: at(.9), P95: at(.95), P99: at(.99), Max: x[n-1]}
+}
+
+// Table writes the report for people.
+func (r *Report) Table(w io.Writer) {
+	fmt.Fprintf(w, "%s: offered %d  ok %d  goodput %.3f  shed %.3f  broken %d  failed %d  left %d  open %d\n", r.Name, r.Offered, r.Outcomes[OK],
+		r.Goodput, r.Refused, r.Outcomes[Broken], r.Outcomes[Failed], r.Outcomes[Left], r.Outcomes[Open])
+	t := tabwriter.NewWriter(w, 0, 8, 2, ' ', tabwriter.AlignRight)
+	fmt.Fprintln(t, "ms\tmean\tp50\tp90\tp95\tp99\tmax\t")
+	for _, l := range []struct {
+		name string
+		q    Quantiles
+	}{{"TTFT", r.TTFT}, {"TPOT", r.TPOT}, {"E2E", r.E2E}, {"held", r.Held}} {
+		fmt.Fprintf(t, "%s\t%.1f\t%.1f\t%.1f\t%.1f\t%.1f\t%.1f\t\n", l.name, 1e3*l.q.Mean, 1e3*l.q.P50, 1e3*l.q.P90, 1e3*l.q.P95, 1e3*l.q.P99, 1e3*l.q.Max)
+	}
+	_ = t.Flush()
+	fmt.Fprintf(w, "hit rate %.3f  preemptions %.0f  attempts %.3f  observed/predicted TTFT %.2f  output %.0f tokens/s\nshares", r.HitRate, r.Preempts, r.Attempts, r.Ratio, r.OutRate)
+	for _, x := range r.Shares {
+		fmt.Fprintf(w, " %.3f", x)
+	}
+	fmt.Fprintln(w)
+	if len(r.Sheds) > 0 {
+		fmt.Fprintf(w, "sheds %v  Retry-After p50 %.2f s p95 %.2f s\n", r.Sheds, r.Retry.P50, r.Retry.P95)
+	}
+	if r.Books != "" {
+		fmt.Fprintln(w, "BOOKS:", r.Books)
+	}
+}

@@ -1,0 +1,522 @@
+package sim
+
+import (
+	"math"
+	"math/rand/v2"
+	"strconv"
+
+	"github.com/penstock/penstock/admission"
+	"github.com/penstock/penstock/bench/model"
+	"github.com/penstock/penstock/bench/workload"
+	"github.com/penstock/penstock/fleet"
+)
+
+// occKind is what a scheduled occurrence is.
+type occKind uint8
+
+const (
+	occReplica  occKind = iota // a replica's step ends
+	occRouter                  // a router looks at its held queue
+	occScrape                  // a router reads a replica's metrics
+	occSample                  // and knows them
+	occProbe                   // a router probes a replica
+	occGossip                  // a router tells its accounts
+	occAccounts                // and a peer knows them
+	occEvent                   // Config.Events
+	occAgain                   // a client's retry
+	occPatience                // a client's patience ends
+	occFailed                  // a router learns that an attempt failed
+)
+
+// occurrence is one entry of the event heap.
+type occurrence struct {
+	at   float64
+	seq  uint64
+	kind occKind
+	a, b int32
+	f    *flight
+}
+
+// flight is one client's request on its way, through all its attempts.
+type flight struct {
+	res    Result
+	ticket admission.Ticket
+	seq    *model.Seq // at a replica; the engine may keep an aborted one for a while
+	router *router
+	serial uint32 // changes with each use: late occurrences for an older one are dropped
+	first  float64
+	phase  flightPhase
+	blocks []uint64
+	segs   []model.Seg
+	heldAt float64
+}
+
+type flightPhase uint8
+
+const (
+	idle    flightPhase = iota
+	held                // in a router's queue
+	placed              // at a replica, no first token
+	running             // first token came
+	waiting             // for its own retry
+	failing             // its attempt broke; the router will know soon
+)
+
+// router is one router with its own Pool.
+type router struct {
+	i       int
+	pool    *admission.Pool
+	wake    float64
+	out     []*admission.Ticket
+	samples []fleet.Sample // on their way, by replica
+}
+
+// node is one replica with its place in the simulation.
+type node struct {
+	*model.Replica
+	i      int
+	id     fleet.ID
+	spec   ReplicaSpec
+	next   float64 // earliest scheduled occReplica
+	dead   bool
+	here   bool // discovery knows it
+	frozen bool
+
+	requests, tokens float64 // work sent there, for shares
+}
+
+// simulation is one run.
+type simulation struct {
+	Config
+	now     float64
+	heap    []occurrence
+	seqNo   uint64
+	nodes   []*node
+	routers []*router
+	rng     *rand.Rand
+	free    []*flight
+	rep     *Report
+	open    int // flights not ended
+	gossip  []map[fleet.ID]fleet.Load
+}
+
+// Run simulates and reports.
+func Run(c Config) (*Report, error) {
+	if err := c.defaults(); err != nil {
+		return nil, err
+	}
+	s := &simulation{Config: c, rng: rand.New(rand.NewPCG(c.Seed, 0x51a))}
+	s.rep = newReport(&s.Config)
+	s.build()
+	s.loop()
+	s.finish()
+	return s.rep, nil
+}
+
+func (s *simulation) build() {
+	for i, spec := range s.Replicas {
+		if spec.Slow == 0 {
+			spec.Slow = 1
+		}
+		n := &node{Replica: model.New(spec.Profile), i: i, id: fleet.ID(i + 1), spec: spec, next: math.Inf(1), here: !spec.Absent, dead: spec.Absent}
+		n.SetSlow(0, spec.Slow)
+		s.nodes = append(s.nodes, n)
+	}
+	for i := range s.Routers {
+		r := &router{i: i, pool: admission.New(s.Pool), wake: math.Inf(1), samples: make([]fleet.Sample, len(s.nodes))}
+		s.routers = append(s.routers, r)
+		for _, n := range s.nodes {
+			if n.here {
+				r.pool.Join(0, n.joinSpec(true))
+			}
+			if s.ScrapeEvery > 0 {
+				s.push(s.rng.Float64()*s.ScrapeEvery, occScrape, i, n.i, nil)
+			}
+			if s.ProbeEvery > 0 {
+				s.push(s.rng.Float64()*s.ProbeEvery, occProbe, i, n.i, nil)
+			}
+		}
+		if s.Routers > 1 && s.GossipEvery > 0 {
+			s.push(s.rng.Float64()*s.GossipEvery, occGossip, i, 0, nil)
+		}
+	}
+	for i, e := range s.Events {
+		s.push(e.At, occEvent, i, 0, nil)
+	}
+}
+
+func (n *node) joinSpec(warm bool) admission.ReplicaSpec {
+	p := n.spec.Prior
+	if p == nil && !n.spec.Unknown {
+		p = ToFleet(n.spec.Profile)
+	}
+	return admission.ReplicaSpec{ID: n.id, Name: "r" + strconv.Itoa(n.i), Profile: p, Warm: warm}
+}
+
+// push schedules an occurrence.
+func (s *simulation) push(at float64, k occKind, a, b int, f *flight) {
+	s.seqNo++
+	h := append(s.heap, occurrence{at, s.seqNo, k, int32(a), int32(b), f})
+	i := len(h) - 1
+	for i > 0 {
+		p := (i - 1) / 2
+		if !before(&h[i], &h[p]) {
+			break
+		}
+		h[i], h[p] = h[p], h[i]
+		i = p
+	}
+	s.heap = h
+}
+
+func before(a, b *occurrence) bool { return a.at < b.at || a.at == b.at && a.seq < b.seq }
+
+func (s *simulation) pop() occurrence {
+	h := s.heap
+	top, last := h[0], len(h)-1
+	h[0] = h[last]
+	h[last].f = nil
+	h = h[:last]
+	for i := 0; ; {
+		l := 2*i + 1
+		if l >= last {
+			break
+		}
+		if r := l + 1; r < last && before(&h[r], &h[l]) {
+			l = r
+		}
+		if !before(&h[l], &h[i]) {
+			break
+		}
+		h[i], h[l] = h[l], h[i]
+		i = l
+	}
+	s.heap = h
+	return top
+}
+
+// loop merges the arrivals with the scheduled occurrences until all requests
+// ended or the cool-down is over.
+func (s *simulation) loop() {
+	next := 0
+	end := s.Cooldown
+	if n := len(s.Requests); n > 0 {
+		end += s.Requests[n-1].At
+	}
+	for {
+		arrival := math.Inf(1)
+		if next < len(s.Requests) {
+			arrival = s.Requests[next].At
+		}
+		if next == len(s.Requests) && s.open == 0 {
+			return
+		}
+		if len(s.heap) > 0 && s.heap[0].at <= arrival {
+			if s.heap[0].at > end {
+				return
+			}
+			o := s.pop()
+			s.now = o.at
+			s.occur(&o)
+			continue
+		}
+		if math.IsInf(arrival, 1) {
+			return
+		}
+		s.now = arrival
+		s.arrive(&s.Requests[next])
+		next++
+	}
+}
+
+func (s *simulation) occur(o *occurrence) {
+	switch o.kind {
+	case occReplica:
+		s.step(s.nodes[o.a])
+	case occRouter:
+		r := s.routers[o.a]
+		if o.at >= r.wake {
+			r.wake = math.Inf(1)
+			s.advance(r)
+		}
+	case occScrape:
+		s.scrape(s.routers[o.a], s.nodes[o.b])
+	case occSample:
+		r, n := s.routers[o.a], s.nodes[o.b]
+		r.pool.Observe(s.now, n.id, r.samples[n.i])
+		s.settle(r)
+	case occProbe:
+		s.probe(s.routers[o.a], s.nodes[o.b])
+	case occGossip:
+		s.tell(s.routers[o.a])
+	case occAccounts:
+		r := s.routers[o.a]
+		r.pool.Peers(s.now, "router"+strconv.Itoa(int(o.b)), s.gossip[o.b])
+		s.settle(r)
+	case occEvent:
+		s.event(&s.Events[o.a])
+	case occAgain:
+		if o.f.serial == uint32(o.a) && o.f.phase == waiting {
+			s.offer(o.f)
+		}
+	case occPatience:
+		if o.f.serial == uint32(o.a) && (o.f.phase == held || o.f.phase == placed || o.f.phase == waiting) {
+			s.leave(o.f)
+		}
+	case occFailed:
+		if o.f.serial == uint32(o.a) && o.f.phase == failing {
+			s.failed(o.f, fleet.Evidence(o.b))
+		}
+	}
+}
+
+// arrive makes a flight of a request and offers it to a router.
+func (s *simulation) arrive(q *workload.Request) {
+	var f *flight
+	if n := len(s.free); n > 0 {
+		f, s.free = s.free[n-1], s.free[:n-1]
+	} else {
+		f = &flight{}
+	}
+	*f = flight{serial: f.serial + 1, blocks: f.blocks[:0], segs: f.segs[:0], seq: f.seq}
+	f.res = Result{Request: q, Replica: -1}
+	f.router = s.routers[0]
+	if s.Routers > 1 {
+		f.router = s.routers[s.rng.IntN(s.Routers)]
+	}
+	f.res.Router = f.router.i
+	for _, g := range q.Segs {
+		f.segs = append(f.segs, model.Seg{Hash: g.Hash, Tokens: g.Tokens})
+	}
+	if !s.NoBlocks {
+		f.blocks = fingerprints(f.blocks, q.Segs, s.BlockTokens)
+	}
+	s.open++
+	if s.Client.Patience > 0 {
+		s.push(s.now+s.Client.Patience, occPatience, int(f.serial), 0, f)
+	}
+	s.offer(f)
+}
+
+// fingerprints are what a router computes from the prompt's bytes: one per
+// size tokens, chained.
+func fingerprints(out []uint64, segs []workload.Seg, size int) []uint64 {
+	prev, start, edge := uint64(0), 0, size
+	for _, g := range segs {
+		end := start + g.Tokens
+		for ; edge < end; edge += size {
+			out = append(out, workload.Chain(prev^uint64(edge-start), g.ID))
+		}
+		if edge == end { // the run ends here: the chained hash says it all
+			out = append(out, g.Hash)
+			edge += size
+		}
+		prev, start = g.Hash, end
+	}
+	return out
+}
+
+// offer asks the router.
+func (s *simulation) offer(f *flight) {
+	q, w := f.res.Request, &f.ticket.Work
+	f.ticket = admission.Ticket{User: f}
+	*w = fleet.Work{Tenant: q.Tenant, Class: q.Class, Prompt: q.Prompt, Seqs: 1, Arrived: s.now, Tokens: float64(s.BlockTokens), Bytes: 4 * q.Prompt}
+	if !s.NoBlocks {
+		w.Blocks = f.blocks
+	}
+	if s.KnownOut {
+		w.MaxOut = q.Out
+	}
+	if s.Routers > 1 && !s.NoPrefer && len(f.blocks) > 0 {
+		w.Prefer = s.prefer(f.blocks)
+	}
+	f.res.Offers++
+	f.heldAt = s.now
+	s.admit(f)
+}
+
+// prefer is the rendezvous choice of a prefix: the first and second replica.
+func (s *simulation) prefer(blocks []uint64) (out [2]fleet.ID) {
+	key := blocks[min(len(blocks)-1, 7)]
+	var best, second uint64
+	for _, n := range s.nodes {
+		if !n.here {
+			continue
+		}
+		h := workload.Chain(key, uint64(n.id))
+		switch {
+		case h > best:
+			second, out[1] = best, out[0]
+			best, out[0] = h, n.id
+		case h > second:
+			second, out[1] = h, n.id
+		}
+	}
+	return out
+}
+
+func (s *simulation) admit(f *flight) {
+	d := f.router.pool.Admit(s.now, &f.ticket)
+	s.decided(f, d)
+	s.settle(f.router)
+}
+
+// decided acts on a decision.
+func (s *simulation) decided(f *flight, d admission.Decision) {
+	switch d.Verdict {
+	case admission.Placed:
+		f.res.Held += s.now - f.heldAt
+		s.place(f, d)
+	case admission.Held:
+		f.phase = held
+	default:
+		f.res.Held += s.now - f.heldAt
+		f.res.Reason, f.res.Retry = d.Reason, d.RetryAfter
+		s.refused(f, d)
+	}
+}
+
+// refused: the client tries again or gives up.
+func (s *simulation) refused(f *flight, d admission.Decision) {
+	s.rep.sheds[d.Reason]++
+	if f.res.Attempts > 0 && (d.Reason == admission.ReasonExhausted || d.Reason == admission.ReasonNoReplica) {
+		s.end(f, Failed)
+		return
+	}
+	if f.res.Offers > s.Client.Retries || s.Client.Retry == NoRetry {
+		s.end(f, Shed)
+		return
+	}
+	wait := 0.25 + 0.5*s.rng.Float64()
+	if s.Client.Retry == Obey {
+		wait = max(d.RetryAfter, 0.001) * (0.8 + 0.4*s.rng.Float64())
+	}
+	f.phase = waiting
+	s.push(s.now+wait, occAgain, int(f.serial), 0, f)
+}
+
+// place hands the sequence to the replica.
+func (s *simulation) place(f *flight, d admission.Decision) {
+	n := s.nodes[int(d.Replica)-1]
+	f.res.Replica, f.res.Predict = n.i, d.TTFT
+	f.res.Attempts++
+	f.phase = placed
+	n.requests++
+	if n.dead {
+		f.phase = failing
+		s.push(s.now+s.Net, occFailed, int(f.serial), int(fleet.EvidenceRefused), f)
+		return
+	}
+	q := f.res.Request
+	n.tokens += float64(q.Prompt + q.Out)
+	if f.seq == nil {
+		f.seq = &model.Seq{}
+	}
+	f.seq.Prompt, f.seq.Out, f.seq.Segs, f.seq.OutHash, f.seq.User = q.Prompt, q.Out, f.segs, q.OutHash, f
+	n.Add(s.now, f.seq)
+	s.schedule(n)
+}
+
+// schedule makes sure that the replica is stepped when it has to be.
+func (s *simulation) schedule(n *node) {
+	if t := n.Next(); t < n.next {
+		n.next = t
+		s.push(t, occReplica, n.i, 0, nil)
+	}
+}
+
+func (s *simulation) step(n *node) {
+	if s.now < n.next { // a later one was scheduled before an earlier one
+		return
+	}
+	n.next = math.Inf(1)
+	_, evs := n.Step(s.now)
+	for i := range evs {
+		f := evs[i].Seq.User.(*flight)
+		switch evs[i].Kind {
+		case model.First:
+			if f.phase == placed {
+				f.first, f.phase = s.now, running
+				f.router.pool.First(s.now, &f.ticket)
+			}
+		case model.Finish:
+			if evs[i].Seq.Ended == model.Length && f.phase == running {
+				s.answered(f)
+			}
+		}
+	}
+	for i := range evs {
+		if evs[i].Kind != model.Preempted {
+			s.settle(evs[i].Seq.User.(*flight).router)
+		}
+	}
+	s.schedule(n)
+}
+
+// answered: a whole answer.
+func (s *simulation) answered(f *flight) {
+	q := f.res.Request
+	f.res.Cached = f.seq.Cached
+	f.res.TTFT, f.res.E2E = f.first-q.At+s.Net, s.now-q.At+s.Net
+	if q.Out > 1 {
+		f.res.TPOT = (s.now - f.first) / float64(q.Out-1)
+	}
+	f.router.pool.Done(s.now, &f.ticket, admission.End{Outcome: admission.Finished, Prompt: q.Prompt, Cached: f.seq.Cached, Completion: q.Out})
+	s.end(f, OK)
+}
+
+// end counts the flight and frees it.
+func (s *simulation) end(f *flight, o Outcome) {
+	f.res.Outcome, f.res.Ended = o, s.now
+	f.res.Good = o == OK && s.Goal.met(&f.res)
+	s.rep.add(&f.res)
+	if s.OnResult != nil {
+		s.OnResult(&f.res)
+	}
+	f.phase = idle
+	s.open--
+	s.free = append(s.free, f)
+}
+
+func (g *Objective) met(r *Result) bool {
+	if g.TTFT > 0 && r.TTFT > g.TTFT+g.TTFTPer1k*float64(r.Request.Prompt)/1000 {
+		return false
+	}
+	return g.TPOT <= 0 || r.TPOT <= g.TPOT
+}
+
+// settle lets the router do what it wants to do now, and schedules the rest.
+func (s *simulation) settle(r *router) {
+	if r.pool.NextWake(s.now) <= s.now {
+		s.advance(r)
+		return
+	}
+	s.arm(r)
+}
+
+func (s *simulation) arm(r *router) {
+	if t := r.pool.NextWake(s.now); t < r.wake {
+		r.wake = t
+		s.push(max(t, s.now), occRouter, r.i, 0, nil)
+	}
+}
+
+// advance re-decides what the router holds and acts on revocations.
+func (s *simulation) advance(r *router) {
+	for range 8 {
+		r.out = r.pool.Advance(s.now, r.out[:0])
+		for _, t := range r.out {
+			s.decided(t.User.(*flight), t.Decision)
+		}
+		more := len(r.out) > 0
+		r.out = r.pool.Revoked(r.out[:0])
+		for _, t := range r.out {
+			s.revoke(t.User.(*flight))
+			more = true
+		}
+		if !more || r.pool.NextWake(s.now) > s.now {
+			break
+		}
+	}
+	s.arm(r)
+}
