@@ -15,6 +15,7 @@ func TestFlagsOnly(t *testing.T) {
 	t.Parallel()
 	u1, u2 := replica(t, (*conn).ok), replica(t, (*conn).ok)
 	r := startFlags(t, u1.url(), u2.url())
+	r.knows(u1, u2)
 	wantOK(t, r.post(chat, reqBody))
 	a := r.post(chat, reqStream)
 	wantOK(t, a)

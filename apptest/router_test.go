@@ -135,7 +135,22 @@ func start(t testing.TB, extra string, replicas ...*mock) *router {
 	for _, m := range replicas {
 		urls = append(urls, m.url())
 	}
-	return startConfig(t, poolYAML("main", urls...)+extra)
+	r := startConfig(t, poolYAML("main", urls...)+extra)
+	r.knows(replicas...)
+	return r
+}
+
+// knows waits until replicas have joined: /readyz is satisfied by one.
+func (r *router) knows(replicas ...*mock) {
+	r.t.Helper()
+	r.eventually(10*time.Second, "all replicas have joined", func() bool {
+		for _, m := range replicas {
+			if r.stateOf(m) == "" {
+				return false
+			}
+		}
+		return true
+	})
 }
 
 // poolYAML is a configuration with one pool.
