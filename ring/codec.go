@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"net/netip"
 
 	"github.com/penstock/penstock/fleet"
 )
@@ -20,7 +21,7 @@ import (
 // version; a new version is for what old routers must not misread.
 //
 //	accounts: first last (buckets) entry...   entry = id:5 requests<<1|hint prefilling [prefill:2] kv:2 out:2 first:1 [state reason since]
-//	meta:     flags (1 = leaving) config:8 n {pool:4 requests attempts} m {request:8 repeats}
+//	meta:     flags (1 = leaving) addrLen addr port:2 config:8 n {pool:4 requests attempts} m {request:8 repeats}
 //	hot:      {prefix:8 id:5}...
 const (
 	codecMagic   = 'P'
@@ -263,6 +264,14 @@ func (e *entry) decode(r *reader) {
 
 func (m *meta) decode(r *reader) {
 	m.leaving = r.byte()&1 != 0
+	m.addr = netip.AddrPort{}
+	if n := int(r.byte()); n != 0 {
+		ip, ok := netip.AddrFromSlice(r.take(n))
+		if !ok || ip.Is4In6() {
+			r.bad = true
+		}
+		m.addr = netip.AddrPortFrom(ip, r.uint16())
+	}
 	m.config = r.uint64()
 	m.budgets, m.storms = m.budgets[:0], m.storms[:0]
 	n := int(r.byte())

@@ -205,6 +205,11 @@ func (e *entry) size() int { return len(e.append(make([]byte, 0, maxEntry))) }
 
 func (m *meta) append(b []byte) []byte {
 	b = append(b, flag(m.leaving))
+	ip := m.addr.Addr().AsSlice() // empty when there is none
+	b = append(b, byte(len(ip)))
+	if len(ip) > 0 {
+		b = binary.BigEndian.AppendUint16(append(b, ip...), m.addr.Port())
+	}
 	b = binary.BigEndian.AppendUint64(b, m.config)
 	b = append(b, byte(len(m.budgets)))
 	for _, x := range m.budgets {

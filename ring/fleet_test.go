@@ -158,6 +158,12 @@ func testFleetRun(t *testing.T, net *memNet, fronts int, cfg admission.Config, l
 	for i := range fronts {
 		fs = append(fs, newFront(t, net, fl, i+1, cfg))
 	}
+	defer func() {
+		for _, f := range fs {
+			f.Close()
+		}
+		time.Sleep(10 * time.Second)
+	}()
 	within(t, 5*time.Second, "all know all", func() bool {
 		for _, f := range fs {
 			if f.Members().Fresh != fronts-1 {
@@ -193,10 +199,6 @@ func testFleetRun(t *testing.T, net *memNet, fronts int, cfg admission.Config, l
 	}()
 	fl.wg.Wait()
 	close(stop)
-	for _, f := range fs {
-		f.Close()
-	}
-	time.Sleep(10 * time.Second)
 	return fl
 }
 

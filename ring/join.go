@@ -94,9 +94,10 @@ func (n *Node) tendLoop() {
 		now := n.opts.Now()
 		n.table.forget(now, rememberFor, rememberMost)
 		s := n.table.status(now, false)
+		strangers := n.table.strangers(now)
 		n.mu.Unlock()
 		n.tell(was, &s)
-		n.meet(&s)
+		n.meet(&s, strangers)
 		if n.opts.KeyFile != "" && round%int(keysEvery/tendEvery) == 0 {
 			n.rereadKeys()
 		}
@@ -133,8 +134,11 @@ func (n *Node) tell(was map[string]Member, s *Status) {
 }
 
 // meet joins peers that are heard though membership holds them for dead, as
-// after a partition that lasted.
-func (n *Node) meet(s *Status) {
+// after a partition that lasted, and strangers that know this router.
+func (n *Node) meet(s *Status, strangers []string) {
+	if len(strangers) > 0 {
+		n.ml.Join(strangers)
+	}
 	members := map[string]bool{}
 	for _, m := range n.ml.Members() {
 		members[m.Name] = true

@@ -3,6 +3,8 @@ package ring
 import (
 	"cmp"
 	"slices"
+
+	"github.com/penstock/penstock/fleet"
 )
 
 // PeerView is what is known of one other router: what an Options.OnPeers
@@ -13,8 +15,9 @@ type PeerView struct {
 	// Gone: there is no account of this router any more; Loads is empty.
 	Gone bool
 	// Assumed: the router has gone silent without leaving and may still be
-	// sending work (a partition). Loads is this router's own account, so that
-	// who sums both takes no more than its fair share of each replica.
+	// sending work (a partition). Loads is this router's own account (for the
+	// first 2 s at least what the router had), so that who sums both takes no
+	// more than its fair share of each replica.
 	Assumed bool
 	Age     float64 // seconds since the router made its newest account
 	// Loads has every replica that this router knows (Snapshot.Replicas), idle
@@ -169,6 +172,17 @@ func (t *table) late(now float64) bool {
 		}
 	}
 	return false
+}
+
+// graceSilent is how long (s) a silent router is taken to have at least what it
+// had: a few datagrams lost in a row are no reason to think that a busy router
+// has become idle. Then it is taken to have as much as this one.
+const graceSilent = 2.0
+
+func atLeast(a, b fleet.Load) fleet.Load {
+	return fleet.Load{Requests: max(a.Requests, b.Requests), Prefilling: max(a.Prefilling, b.Prefilling),
+		PrefillTokens: max(a.PrefillTokens, b.PrefillTokens), KVTokens: max(a.KVTokens, b.KVTokens), OutTokens: max(a.OutTokens, b.OutTokens),
+		LastFirst: max(a.LastFirst, b.LastFirst)}
 }
 
 // forwardOver is the age (s) over which a peer's account is brought forward.
@@ -360,8 +374,15 @@ func (t *table) views(dst []PeerView, now float64) []PeerView {
 		case peerSilent:
 			v.Age = now - r.made
 			v.Assumed = true
-			for _, a := range t.loads {
-				v.Loads = append(v.Loads, Account{Name: a.Name, Load: a.Load})
+			if now-p.since <= graceSilent {
+				t.fill(v, r, now)
+			} else {
+				for _, a := range t.loads {
+					v.Loads = append(v.Loads, Account{Name: a.Name})
+				}
+			}
+			for i := range t.loads {
+				v.Loads[i].Load = atLeast(v.Loads[i].Load, t.loads[i].Load)
 			}
 		default:
 			v.Gone = true
@@ -397,6 +418,19 @@ func (t *table) sorted() []string {
 	}
 	slices.Sort(names)
 	return names
+}
+
+// strangers are the addresses of routers that are heard and that membership
+// does not know: gossip of a join does not reach everyone for sure.
+func (t *table) strangers(now float64) []string {
+	var out []string
+	for _, name := range t.sorted() {
+		p, r := t.peers[name], t.state.routers[name]
+		if !p.known && r != nil && !r.meta.leaving && r.meta.addr.IsValid() && now-p.heard <= (missed+0.5)*r.interval {
+			out = append(out, r.meta.addr.String())
+		}
+	}
+	return out
 }
 
 // budget sums what fresh peers tell of a pool's last 10 s.

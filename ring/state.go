@@ -2,6 +2,7 @@ package ring
 
 import (
 	"cmp"
+	"net/netip"
 	"slices"
 
 	"github.com/penstock/penstock/fleet"
@@ -183,7 +184,8 @@ type bucket struct {
 // meta is what a router says of itself as a whole.
 type meta struct {
 	version
-	leaving bool // the last words of a router that shuts down
+	leaving bool           // the last words of a router that shuts down
+	addr    netip.AddrPort // where its peers reach it
 	config  uint64
 	budgets []wireBudget
 	storms  []Storm
@@ -195,7 +197,7 @@ type wireBudget struct {
 }
 
 func compareMeta(a, b *meta) int {
-	return cmp.Or(cmp.Compare(flag(a.leaving), flag(b.leaving)), cmp.Compare(a.config, b.config),
+	return cmp.Or(cmp.Compare(flag(a.leaving), flag(b.leaving)), a.addr.Compare(b.addr), cmp.Compare(a.config, b.config),
 		slices.CompareFunc(a.budgets, b.budgets, func(a, b wireBudget) int {
 			return cmp.Or(cmp.Compare(a.pool, b.pool), cmp.Compare(a.requests, b.requests), cmp.Compare(a.attempts, b.attempts))
 		}),
@@ -278,7 +280,7 @@ func (m *meta) merge(o *meta) bool {
 	if !m.newer(o.version, func() int { return compareMeta(o, m) }) {
 		return false
 	}
-	m.leaving, m.config = o.leaving, o.config
+	m.leaving, m.addr, m.config = o.leaving, o.addr, o.config
 	m.budgets = append(m.budgets[:0], o.budgets...)
 	m.storms = append(m.storms[:0], o.storms...)
 	return true

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"net/netip"
 	"slices"
 	"testing"
 
@@ -58,6 +59,7 @@ func drawState(t *rapid.T, label string) *state {
 		}
 		m.ranges = []bucketRange{g}
 		if m.hasMeta = rapid.Bool().Draw(t, "meta"); m.hasMeta {
+			m.meta.addr = netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, 0, 1}), uint16(rapid.IntRange(1, 2).Draw(t, "port")))
 			m.meta.leaving = rapid.Bool().Draw(t, "leaving")
 			m.meta.config = rapid.Uint64Range(1, 2).Draw(t, "config")
 		}
