@@ -42,6 +42,7 @@ type app struct {
 	members  map[string]*member
 	byID     map[fleet.ID]*member
 	lastID   fleet.ID
+	open     bool // replicas may join as soon as their models are known
 	closers  []func()
 	closing  sync.Once
 }

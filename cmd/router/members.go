@@ -24,9 +24,17 @@ const warmFor = 10 * time.Second
 // member is a replica that is in a pool now.
 type member struct {
 	id     fleet.ID
-	pool   string
+	pool   *config.Pool
 	target scraper.Target
+	models []proxy.ModelInfo // what it was found to serve; nil = not asked yet
+	joined bool              // is in the proxy's pool
 }
+
+// askFor is how long, after the start, a pool whose models are asked from its
+// replicas waits for all of them to be asked once before the first joins.
+// /readyz says 503 so long: a router that calls itself ready with one replica
+// of eight would send it everything.
+const askFor = 2 * time.Second
 
 // discover watches each pool's sources from now on.
 func (a *app) discover() error {
@@ -44,6 +52,7 @@ func (a *app) discover() error {
 			scraper.Watch(ctx, sources, func(added, removed []scraper.Target) { a.change(p, added, removed) })
 		})
 	}
+	wg.Go(func() { a.openWhenAsked(ctx) })
 	wg.Go(func() { a.reportWaiting(ctx) })
 	return nil
 }
@@ -139,15 +148,24 @@ func (a *app) change(p *config.Pool, added, removed []scraper.Target) {
 	}
 	for _, t := range added {
 		a.lastID++
-		m := &member{id: a.lastID, pool: p.Name, target: t}
-		if err := a.proxy.AddReplica(p.Name, a.replicaSpec(p, m)); err != nil {
-			a.log.Error("replica refused", zap.String("pool", p.Name), zap.String("replica", t.Name), zap.Error(err))
-			continue
-		}
+		m := &member{id: a.lastID, pool: p, target: t}
 		a.members[p.Name+" "+t.Key()] = m
 		a.byID[m.id] = m
+		if len(p.Models) > 0 {
+			a.join(m)
+		}
 		a.scraper.Add(scraper.Replica{ID: m.id, Name: t.Name, Addr: t.Addr, Host: t.Host, TLS: t.TLS, BasePath: t.BasePath, APIKey: p.APIKey.Value()})
-		a.log.Info("replica joins", zap.String("pool", p.Name), zap.String("replica", t.Name), zap.String("addr", t.Addr))
+		a.log.Info("replica found", zap.String("pool", p.Name), zap.String("replica", t.Name), zap.String("addr", t.Addr))
+	}
+}
+
+// join lets a replica take work. Where the pool's models are asked from the
+// replicas, one joins when it has said what it serves: before that nobody
+// could tell a request for a model that does not exist.
+func (a *app) join(m *member) {
+	m.joined = true
+	if err := a.proxy.AddReplica(m.pool.Name, a.replicaSpec(m.pool, m)); err != nil {
+		a.log.Error("replica refused", zap.String("pool", m.pool.Name), zap.String("replica", m.target.Name), zap.Error(err))
 	}
 }
 
@@ -178,7 +196,60 @@ func (a *app) learned(id fleet.ID, i scraper.Info) {
 	for _, m := range i.Models {
 		models = append(models, proxy.ModelInfo{ID: m.ID, Created: m.Created, OwnedBy: m.OwnedBy, Parent: m.Parent, MaxModelLen: m.MaxModelLen})
 	}
-	a.proxy.SetModels(id, models)
+	a.fleetMu.Lock()
+	defer a.fleetMu.Unlock()
+	m := a.byID[id]
+	if m == nil {
+		return
+	}
+	m.models = models
+	if !m.joined && a.open {
+		a.join(m)
+	}
+	if m.joined {
+		a.proxy.SetModels(id, models)
+	}
+}
+
+// openWhenAsked lets the replicas that have said what they serve join, once
+// each that was found has been asked or askFor is over; later ones join as they
+// come.
+func (a *app) openWhenAsked(ctx context.Context) {
+	deadline := time.Now().Add(askFor)
+	t := time.NewTicker(20 * time.Millisecond)
+	defer t.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-t.C:
+		}
+		if a.allAsked() || time.Now().After(deadline) {
+			break
+		}
+	}
+	a.fleetMu.Lock()
+	defer a.fleetMu.Unlock()
+	a.open = true
+	for id := fleet.ID(1); id <= a.lastID; id++ {
+		if m := a.byID[id]; m != nil && !m.joined && m.models != nil {
+			a.join(m)
+			a.proxy.SetModels(id, m.models)
+		}
+	}
+}
+
+// allAsked tells whether there are replicas, and each has been asked once
+// what it serves, with whatever result.
+func (a *app) allAsked() bool {
+	a.fleetMu.Lock()
+	defer a.fleetMu.Unlock()
+	for id := range a.byID {
+		if st, ok := a.scraper.Status(id); ok && st.Models == "" {
+			return false
+		}
+	}
+	return len(a.byID) > 0
 }
 
 // ejected tells the scraper to probe a replica eagerly.
@@ -189,7 +260,7 @@ func (a *app) ejected(id fleet.ID) (yes bool) {
 	if m == nil {
 		return false
 	}
-	a.proxy.WithCore(m.pool, func(c proxy.Core, _ float64) {
+	a.proxy.WithCore(m.pool.Name, func(c proxy.Core, _ float64) {
 		for i := range c.View().Replicas {
 			if r := &c.View().Replicas[i]; r.ID == id {
 				yes = r.Health.State == fleet.StateEjected
