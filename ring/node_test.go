@@ -282,6 +282,10 @@ func TestLostHostIsLeftItsShareForAWhile(t *testing.T) {
 			t.Fatalf("%+v", s)
 		}
 		within(t, time.Second, "the lonely one takes a third", func() bool { s := rs[2].Members(); return s.Share == 1./3 && s.Routers == 3 })
+		var table strings.Builder
+		if err := s.Write(&table); err != nil || !strings.Contains(table.String(), "2 of 3 routers") || !strings.Contains(table.String(), "silent") {
+			t.Fatal(err, table.String())
+		}
 		if !rs[0].metric("penstock_peer_share_ratio 0.6666666666666666") || !rs[0].metric(`penstock_peers{state="silent"} 1`) {
 			t.Fatal(rs[0].page())
 		}

@@ -29,41 +29,6 @@ type PeerView struct {
 	Hot   []Hot // prefixes warm at replicas that this router knows
 }
 
-// Member is one other router as `penstock peers` and the console show it.
-type Member struct {
-	Router     string    `json:"router"`
-	Addr       string    `json:"addr"`
-	State      string    `json:"state"` // fresh, silent, lost, left, new
-	Age        float64   `json:"age_seconds"`
-	Heard      float64   `json:"heard_seconds"` // since the last datagram; -1 = never
-	Interval   float64   `json:"interval_seconds"`
-	Delay      float64   `json:"delay_seconds"` // one way, half of the shortest round trip; 0 = not known
-	Epoch      uint64    `json:"epoch"`         // its start, ms since 1970
-	Seq        uint64    `json:"seq"`
-	ConfigHash uint64    `json:"config_hash"`
-	Drift      bool      `json:"drift"` // its configuration is another
-	Unknown    int       `json:"unknown_replicas"`
-	Loads      []Account `json:"loads"` // only replicas with load or a hint
-}
-
-// Status is the whole of the peers at one moment.
-type Status struct {
-	Self       string   `json:"router"`
-	Addr       string   `json:"addr"`
-	Epoch      uint64   `json:"epoch"`
-	Seq        uint64   `json:"seq"`
-	Interval   float64  `json:"interval_seconds"` // between two sends now
-	ConfigHash uint64   `json:"config_hash"`
-	Fresh      int      `json:"fresh"`
-	Silent     int      `json:"silent"`
-	Lost       int      `json:"lost"`
-	Drift      int      `json:"drift"`
-	Unknown    int      `json:"unknown_replicas"`
-	Routers    int      `json:"routers"` // last known count: this one, fresh and silent ones
-	Share      float64  `json:"share"`   // (1 + fresh) / routers
-	Members    []Member `json:"members"`
-}
-
 type peerState uint8
 
 const (
@@ -464,58 +429,4 @@ func (t *table) repeats(request uint64) int {
 		}
 	}
 	return n
-}
-
-// status describes all; loads are only made when withLoads.
-func (t *table) status(now float64, withLoads bool) Status {
-	s := Status{Self: t.self.name, Epoch: t.self.epoch, Seq: t.self.seq, Interval: t.self.interval, ConfigHash: t.self.meta.config}
-	for _, name := range t.sorted() {
-		p := t.peers[name]
-		if !p.known {
-			continue
-		}
-		m := Member{Router: name, Addr: p.addr, State: peerWords[p.state], Delay: p.delay, Heard: -1}
-		if r := t.state.routers[name]; r != nil {
-			m.Age, m.Heard, m.Interval = now-r.made, now-p.heard, r.interval
-			m.Epoch, m.Seq, m.ConfigHash = r.epoch, r.seq, r.meta.config
-			if p.state == peerFresh {
-				m.Drift = m.ConfigHash != 0 && s.ConfigHash != 0 && m.ConfigHash != s.ConfigHash
-				m.Unknown = t.describe(&m, r, withLoads)
-			}
-		}
-		switch p.state {
-		case peerFresh:
-			s.Fresh++
-			s.Drift += int(flag(m.Drift))
-			s.Unknown = max(s.Unknown, m.Unknown)
-		case peerSilent:
-			s.Silent++
-		case peerLost:
-			s.Lost++
-		}
-		s.Members = append(s.Members, m)
-	}
-	s.Routers = 1 + s.Fresh + s.Silent
-	s.Share = float64(1+s.Fresh) / float64(s.Routers)
-	return s
-}
-
-// describe adds r's loads to m by name and returns how many replicas in it
-// this router does not know.
-func (t *table) describe(m *Member, r *routerState, withLoads bool) (unknown int) {
-	for i := range r.buckets {
-		b := &r.buckets[i]
-		for k := range b.entries {
-			name, ok := t.names[b.entries[k].id]
-			if !ok {
-				unknown++
-				continue
-			}
-			if withLoads {
-				m.Loads = append(m.Loads, b.entries[k].account(name, b.made))
-			}
-		}
-	}
-	slices.SortFunc(m.Loads, func(a, b Account) int { return cmp.Compare(a.Name, b.Name) })
-	return unknown
 }
