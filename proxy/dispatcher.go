@@ -50,14 +50,40 @@ func newPool(p *Proxy, o PoolOptions) *pool {
 // when its flight is cancelled while held (then ok is false and nothing is
 // owed). After a placement the flight owes exactly one release.
 func (pl *pool) acquire(f *flight) (d admission.Decision, r *replica, ok bool) {
+	d, r = pl.admit(f)
+	if d.Verdict != admission.Held {
+		return d, r, true
+	}
+	f.phase.Store(uint32(phaseHeld))
+	began := pl.p.now()
+	for {
+		<-f.wake
+		if d, r, out := pl.woken(f); out {
+			f.heldFor += pl.p.now() - began
+			pl.metrics.hold.Update(f.heldFor)
+			return d, r, d.Verdict != admission.Held
+		}
+	}
+}
+
+// admit asks the core. All that holds the mutex gives it back by defer: a
+// panic in the core must not take the pool with it.
+func (pl *pool) admit(f *flight) (d admission.Decision, r *replica) {
+	pl.mu.Lock()
+	defer pl.mu.Unlock()
 	t := &f.ticket
 	t.User = f
-	pl.mu.Lock()
 	now := pl.p.now()
 	f.mu.Lock()
 	f.revoke = false
 	f.mu.Unlock()
 	f.decided = false
+	w, b := &t.Work, &f.body
+	if b := pl.opt.Budget; b != nil && w.Excluded == 0 {
+		b.Request(now)
+	}
+	w.Prompt = pl.core.EstimatePrompt(w.Model, b.ASCII, b.Other) + b.TokenIDs
+	w.Tokens = b.TokensPerBlock(w.Prompt)
 	d = pl.core.Admit(now, t)
 	switch d.Verdict {
 	case admission.Placed:
@@ -70,48 +96,43 @@ func (pl *pool) acquire(f *flight) (d admission.Decision, r *replica, ok bool) {
 	}
 	pl.record(now, f, d)
 	pl.rearm(now)
-	pl.mu.Unlock()
-	if d.Verdict != admission.Held {
-		return d, r, true
-	}
-	f.phase.Store(uint32(phaseHeld))
-	began := now
-	for {
-		<-f.wake
-		pl.mu.Lock()
-		now = pl.p.now()
-		gone := f.why() != causeNone
-		switch {
-		case f.decided:
-			d = t.Decision
-			pl.held--
-			f.heldFor += now - began
-			if d.Verdict == admission.Placed {
-				f.placed = true
-				r = pl.replicas[d.Replica]
-			} else {
-				pl.flights--
-			}
-			pl.record(now, f, d)
-			pl.mu.Unlock()
-			return d, r, true
-		case gone:
-			pl.core.Leave(now, t)
-			pl.held--
+	return d, r
+}
+
+// woken looks why a held request was woken. out is false when for nothing; a
+// verdict of Held means that it left the queue undecided, being cancelled.
+func (pl *pool) woken(f *flight) (d admission.Decision, r *replica, out bool) {
+	pl.mu.Lock()
+	defer pl.mu.Unlock()
+	now := pl.p.now()
+	switch {
+	case f.decided:
+		d = f.ticket.Decision
+		pl.held--
+		if d.Verdict == admission.Placed {
+			f.placed = true
+			r = pl.replicas[d.Replica]
+		} else {
 			pl.flights--
-			f.heldFor += now - began
-			pl.advance(now)
-			pl.mu.Unlock()
-			return d, nil, false
 		}
-		pl.mu.Unlock()
+		pl.record(now, f, d)
+	case f.why() != causeNone:
+		d.Verdict = admission.Held
+		pl.held--
+		pl.flights--
+		pl.core.Leave(now, &f.ticket)
+		pl.advance(now)
+	default:
+		return d, nil, false
 	}
+	return d, r, true
 }
 
 // release returns the place. It does nothing when none is owed, so that every
 // way out may call it.
 func (pl *pool) release(f *flight, e admission.End) {
 	pl.mu.Lock()
+	defer pl.mu.Unlock()
 	if f.placed {
 		f.placed = false
 		pl.flights--
@@ -119,22 +140,21 @@ func (pl *pool) release(f *flight, e admission.End) {
 		pl.core.Done(now, &f.ticket, e)
 		pl.advance(now)
 	}
-	pl.mu.Unlock()
 }
 
 // first tells of the first content event.
 func (pl *pool) first(f *flight) {
 	pl.mu.Lock()
+	defer pl.mu.Unlock()
 	now := pl.p.now()
 	pl.core.First(now, &f.ticket)
 	pl.advance(now)
-	pl.mu.Unlock()
 }
 
 func (pl *pool) progress(f *flight, tokens int) {
 	pl.mu.Lock()
+	defer pl.mu.Unlock()
 	pl.core.Progress(pl.p.now(), &f.ticket, tokens)
-	pl.mu.Unlock()
 }
 
 // advance re-decides what is held and cancels what was revoked. Under mu.
