@@ -81,7 +81,7 @@ func proxyOptions(c *config.Config) proxy.Options {
 	for i := range c.Pools {
 		p := &c.Pools[i]
 		po := proxy.PoolOptions{Name: p.Name, Core: admission.New(poolConfig(c, p)), Models: p.Models,
-			Budget: admission.NewAttemptBudget(admission.BudgetConfig{PerRequest: c.Attempts.PerRequest, Extra: float64(c.Attempts.Budget), Floor: c.Attempts.MinPerSecond}),
+			Budget:        admission.NewAttemptBudget(admission.BudgetConfig{PerRequest: c.Attempts.PerRequest, Extra: float64(c.Attempts.Budget), Floor: c.Attempts.MinPerSecond}),
 			TTFTObjective: p.Objective.TTFT.Seconds(), TTFTPer1K: p.Objective.TTFTPer1K.Seconds(), ITLObjective: p.Objective.ITL.Seconds()}
 		for _, a := range p.Aliases {
 			po.Aliases = append(po.Aliases, a.Name)

@@ -1,0 +1,299 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock/bench/replica"
+)
+
+// The test binary is the program itself when asked to be: processes are
+// tested as processes, with signals, without a build step.
+func TestMain(m *testing.M) {
+	if os.Getenv("PENSTOCK_TEST_MAIN") == "1" {
+		main()
+		return
+	}
+	os.Exit(m.Run())
+}
+
+// logBuffer takes a process's output.
+type logBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (l *logBuffer) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+
+func (l *logBuffer) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.String()
+}
+
+// process is a running penstock.
+type process struct {
+	t          *testing.T
+	cmd        *exec.Cmd
+	log        logBuffer
+	api, admin string
+	done       chan struct{}
+}
+
+func free(t *testing.T) string {
+	t.Helper()
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ln.Close()
+	return ln.Addr().String()
+}
+
+func startServe(t *testing.T, args ...string) *process {
+	t.Helper()
+	p := &process{t: t, done: make(chan struct{})}
+	api, admin := free(t), free(t)
+	p.api, p.admin = "http://"+api, "http://"+admin
+	p.cmd = exec.Command(os.Args[0], append([]string{"serve", "--listen", api, "--admin", admin, "--timeouts.drain_delay=0s"}, args...)...)
+	p.cmd.Env = append(os.Environ(), "PENSTOCK_TEST_MAIN=1")
+	p.cmd.Stdout, p.cmd.Stderr = &p.log, &p.log
+	if err := p.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	go func() { _ = p.cmd.Wait(); close(p.done) }()
+	t.Cleanup(func() {
+		_ = p.cmd.Process.Kill()
+		<-p.done
+		if t.Failed() {
+			t.Logf("log:\n%s", p.log.String())
+		}
+	})
+	return p
+}
+
+// until polls cond; the bound only ends a test that would never end.
+func (p *process) until(what string, cond func() bool) {
+	p.t.Helper()
+	for range 1500 {
+		if cond() {
+			return
+		}
+		select {
+		case <-p.done:
+			p.t.Fatalf("the process ended before: %s", what)
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+	p.t.Fatalf("never: %s", what)
+}
+
+func get(url string) (int, string) {
+	resp, err := http.Get(url)
+	if err != nil {
+		return 0, err.Error()
+	}
+	defer resp.Body.Close()
+	b, _ := io.ReadAll(resp.Body)
+	return resp.StatusCode, string(b)
+}
+
+func (p *process) ready() bool { code, _ := get(p.api + "/readyz"); return code == 200 }
+
+func (p *process) chat(model string) (int, string) {
+	resp, err := http.Post(p.api+"/v1/chat/completions", "application/json",
+		strings.NewReader(fmt.Sprintf(`{"model":%q,"stream":true,"max_tokens":3,"messages":[{"role":"user","content":"one two three"}]}`, model)))
+	if err != nil {
+		return 0, err.Error()
+	}
+	defer resp.Body.Close()
+	b, _ := io.ReadAll(resp.Body)
+	return resp.StatusCode, string(b)
+}
+
+func (p *process) signal(s os.Signal) {
+	p.t.Helper()
+	if err := p.cmd.Process.Signal(s); err != nil {
+		p.t.Fatal(err)
+	}
+}
+
+func (p *process) stop() {
+	p.t.Helper()
+	p.signal(syscall.SIGTERM)
+	select {
+	case <-p.done:
+	case <-time.After(30 * time.Second):
+		p.t.Fatal("SIGTERM did not end it")
+	}
+	if code := p.cmd.ProcessState.ExitCode(); code != 0 {
+		p.t.Errorf("exit status %d after SIGTERM", code)
+	}
+}
+
+func emulated(t *testing.T, listen string) *replica.Server {
+	t.Helper()
+	s, err := replica.Start(replica.Options{Listen: listen, Model: "m1", Speed: 5})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = s.Close() })
+	return s
+}
+
+// Flags alone are enough, the replica may come later, and its models are
+// asked from it.
+func TestFlagsOnlyAndTheReplicaComesLater(t *testing.T) {
+	addr := free(t)
+	p := startServe(t, "--replica", addr, "--model-alias", "chat=m1", "--log-level", "debug")
+	p.until("it says that it waits", func() bool { return strings.Contains(p.log.String(), "waiting: a pool has no replica") })
+	if code, body := get(p.api + "/readyz"); code != 503 {
+		t.Errorf("/readyz without a replica: %d %s", code, body)
+	}
+	if code, _ := get(p.api + "/healthz"); code != 200 {
+		t.Errorf("/healthz: %d", code)
+	}
+	if code, body := p.chat("m1"); code != 503 {
+		t.Errorf("a request without a replica: %d %s", code, body)
+	}
+	emulated(t, addr)
+	p.until("ready", p.ready)
+	for _, model := range []string{"m1", "chat"} {
+		if code, body := p.chat(model); code != 200 || !strings.Contains(body, "[DONE]") {
+			t.Errorf("%s: %d %s", model, code, body)
+		}
+	}
+	if code, body := p.chat("nobody"); code != 404 || !strings.Contains(body, "model_not_found") {
+		t.Errorf("unknown model: %d %s", code, body)
+	}
+	log := p.log.String()
+	for _, want := range []string{"penstock serves", p.api, p.admin, "policy work", "http://" + addr} {
+		if !strings.Contains(log, want) {
+			t.Errorf("the log does not say %q", want)
+		}
+	}
+	if code, body := get(p.admin + "/metrics"); code != 200 || !strings.Contains(body, "penstock_build_info") {
+		t.Errorf("/metrics: %d", code)
+	}
+	if code, _ := get(p.admin + "/debug/pprof/cmdline"); code != 200 {
+		t.Errorf("pprof: %d", code)
+	}
+	p.stop()
+}
+
+// A reload lets replicas come and go; a broken file changes nothing and is
+// counted.
+func TestReload(t *testing.T) {
+	a, b := emulated(t, ""), emulated(t, "")
+	file := filepath.Join(t.TempDir(), "p.yaml")
+	write := func(text string) {
+		t.Helper()
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	pool := func(urls ...string) string {
+		q, _ := json.Marshal(urls)
+		return fmt.Sprintf("pools:\n  - name: main\n    models: [m1]\n    replicas: {static: %s}\n", q)
+	}
+	write(pool(a.URL()))
+	p := startServe(t, "--config", file)
+	p.until("ready", p.ready)
+	replicas := func() string { _, body := get(p.admin + "/admin/v1/replicas"); return body }
+	metric := func(series, value string) bool {
+		_, body := get(p.admin + "/metrics")
+		return strings.Contains(body, series+" "+value+"\n")
+	}
+	write(pool(b.URL()) + "scrape: {interval: 1s}\n")
+	p.signal(syscall.SIGHUP)
+	p.until("the other replica took the place", func() bool {
+		r := replicas()
+		return strings.Contains(r, b.Addr()) && !strings.Contains(r, a.Addr())
+	})
+	p.until("counted", func() bool { return metric(`penstock_config_reloads_total{result="ok"}`, "1") })
+	if !strings.Contains(p.log.String(), "these settings need a restart to take effect: scrape.interval") {
+		t.Error("the log does not name the setting that needs a restart")
+	}
+	write(pool(a.URL()) + "scrap: {}\n")
+	p.signal(syscall.SIGHUP)
+	p.until("counted", func() bool { return metric(`penstock_config_reloads_total{result="refused"}`, "1") })
+	if !strings.Contains(p.log.String(), `p.yaml:5:scrap: unknown key; did you mean \"scrape\"?`) {
+		t.Error("the log does not say what is wrong")
+	}
+	if code, body := p.chat("m1"); code != 200 || !strings.Contains(replicas(), b.Addr()) {
+		t.Errorf("the last good configuration is not in force: %d %s", code, body)
+	}
+	resp, err := http.Post(p.admin+"/admin/v1/reload", "", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	body, _ := io.ReadAll(resp.Body)
+	resp.Body.Close()
+	if resp.StatusCode != 422 || !strings.Contains(string(body), "p.yaml:5:scrap") {
+		t.Errorf("reload by the admin API: %d %s", resp.StatusCode, body)
+	}
+	p.stop()
+}
+
+func TestATakenPortIsNamed(t *testing.T) {
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ln.Close()
+	cmd := exec.Command(os.Args[0], "serve", "--replica", "127.0.0.1:9", "--listen", ln.Addr().String(), "--admin", "off")
+	cmd.Env = append(os.Environ(), "PENSTOCK_TEST_MAIN=1")
+	out, err := cmd.CombinedOutput()
+	if err == nil || !strings.Contains(string(out), ln.Addr().String()+" is taken by another process; choose another with --listen") {
+		t.Errorf("%v\n%s", err, out)
+	}
+}
+
+func TestCommandLine(t *testing.T) {
+	good := filepath.Join(t.TempDir(), "good.yaml")
+	if err := os.WriteFile(good, []byte("pools: [{name: a, replicas: {static: [\"http://h:1\"]}}]\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		args   []string
+		status int
+		want   string
+	}{
+		{nil, 2, "usage: penstock"},
+		{[]string{"--help"}, 0, "penstock serve --replica"},
+		{[]string{"version"}, 0, "policies: "},
+		{[]string{"surve"}, 2, `unknown command "surve"`},
+		{[]string{"serve"}, 2, "there are no replicas: give --replica URL"},
+		{[]string{"serve", "--help"}, 0, "SIGTERM drains"},
+		{[]string{"serve", "http://h:1"}, 2, "a replica is given as --replica URL"},
+		{[]string{"serve", "--replica", "ftp://h"}, 1, `scheme "ftp" is not http or https`},
+		{[]string{"serve", "--replica", "h:1", "--policy", "wrk"}, 1, `"wrk" is unknown; did you mean "work"?`},
+		{[]string{"serve", "--replica", "h:1", "--scrape.interval=5"}, 1, `flag:--scrape.interval: "5" has no unit`},
+		{[]string{"serve", "--replica", "h:1", "--model-alias", "x"}, 2, "write it as ALIAS=MODEL"},
+		{[]string{"check"}, 2, "usage: penstock check"},
+		{[]string{"check", "/nowhere.yaml"}, 1, "/nowhere.yaml: cannot read the configuration"},
+		{[]string{"check", good}, 0, "good (1 pools, 1 static replicas, 1 classes)"},
+	} {
+		var out bytes.Buffer
+		if status := run(context.Background(), c.args, &out, &out); status != c.status || !strings.Contains(out.String(), c.want) {
+			t.Errorf("%v: status %d, want %d with %q:\n%s", c.args, status, c.status, c.want, out.String())
+		}
+	}
+}
