@@ -134,7 +134,7 @@ func (t tools) startPenstock(dir string, port int, ups []string) *exec.Cmd {
 admin: "127.0.0.1:%d"
 pools:
   - name: bench
-    profile: {max_seqs: 100000, kv_tokens: 1000000000}
+    profile: {base: h100-8b, max_seqs: 100000, kv_tokens: 1000000000}
     objective: {ttft: 10s, itl: 10s}
     replicas: {static: ["http://%s"]}
 log: {level: warn}

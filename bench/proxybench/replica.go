@@ -19,7 +19,7 @@ import (
 // vLLM's size, or with a paced stream when the body asks for one.
 
 //go:embed testdata/metrics_idle.txt
-var metricsPage string // a real page, so that a scraper pays what it really pays
+var metricsPage string // a real page, so that a scraper pays what it really pays; its KV cache is enlarged to hold all streams
 
 const model = "tiny"
 
