@@ -174,7 +174,7 @@ func testFleetRun(t *testing.T, net *memNet, fronts int, cfg admission.Config, l
 	})
 	net.set(loss, latency)
 	time.Sleep(3 * time.Second)
-	fl.drive(rand.New(rand.NewPCG(1, uint64(fronts))), fs, shares, rate, 20*time.Second, func() {
+	fl.drive(rand.New(rand.NewPCG(1, uint64(fronts))), fs, shares, rate, 12*time.Second, func() {
 		if watch != nil {
 			fl.mu.Lock()
 			watch(fl)
