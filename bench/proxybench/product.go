@@ -227,5 +227,5 @@ func fileLimit() int {
 }
 
 // manyStreams is 10,000, or as many as the limit of open files allows a proxy
-// that has two connections per stream.
-func manyStreams() int { return min(10000, (fileLimit()-600)/2) }
+// that has two connections per stream (nginx wants a tenth of it free).
+func manyStreams() int { return min(10000, (fileLimit()-2000)/2) }
