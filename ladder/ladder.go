@@ -8,8 +8,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"time"
-
-	"github.com/penstock/penstock/admission"
 )
 
 // Kind of a tier.
@@ -52,7 +50,7 @@ type Route struct {
 	Regions uint64        // permitted regions (bits); 0 = any
 	Exact   bool          // never reduced
 	Tiers   []Tier
-	State   *admission.RouteState // nil when the route has one tier
+	State   *State // nil when the route has one tier
 }
 
 // Static is an operator's fixed answer, held in memory as the two forms that

@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"net/url"
@@ -80,6 +81,7 @@ type service struct {
 	o                   ServiceOptions
 	client              *fasthttp.HostClient
 	host                string
+	prefix              []byte
 	breaker             breaker
 	ok, failed, refused *metrics.Counter
 }
@@ -102,7 +104,7 @@ func newService(o ServiceOptions, reg *telemetry.Registry, maxBody int) (*servic
 	if u.Port() == "" {
 		addr += map[string]string{"http": ":80", "https": ":443"}[u.Scheme]
 	}
-	s := &service{o: o, host: u.Host, client: &fasthttp.HostClient{
+	s := &service{o: o, host: u.Host, prefix: []byte(o.Prefix), client: &fasthttp.HostClient{
 		Addr: addr, IsTLS: u.Scheme == "https", Name: "penstock", MaxConns: o.Connections, MaxResponseBodySize: max(maxBody, 1<<20),
 		ReadTimeout: o.Timeout, WriteTimeout: o.Timeout, NoDefaultUserAgentHeader: true, DisablePathNormalizing: true,
 		RetryIfErr: func(*fasthttp.Request, int, error) (bool, bool) { return false, false }, // never repeated: it may have effects
@@ -113,13 +115,9 @@ func newService(o ServiceOptions, reg *telemetry.Registry, maxBody int) (*servic
 	return s, nil
 }
 
-// dropped are the headers that are not passed on: those that belong to one
-// connection, and the client's credentials for this router.
-var dropped = []string{"Connection", "Keep-Alive", "Proxy-Authorization", "Proxy-Connection", "Te", "Trailer", "Transfer-Encoding", "Upgrade", "Authorization", "X-Api-Key"}
-
-// serve passes the request on and copies the answer into ctx. A non-nil error
-// is the router's own answer.
-func (s *service) serve(ctx *fasthttp.RequestCtx, now func() float64) *wire.Error {
+// serve passes the request on. A non-nil error is the router's own answer.
+func (s *service) serve(f *flight) *wire.Error {
+	now := f.p.now
 	ok, wait := s.breaker.allow(now())
 	if !ok {
 		s.refused.Inc()
@@ -132,12 +130,7 @@ func (s *service) serve(ctx *fasthttp.RequestCtx, now func() float64) *wire.Erro
 	req, resp := fasthttp.AcquireRequest(), fasthttp.AcquireResponse()
 	defer fasthttp.ReleaseRequest(req)
 	defer fasthttp.ReleaseResponse(resp)
-	ctx.Request.CopyTo(req)
-	for _, h := range dropped {
-		req.Header.Del(h)
-	}
-	req.SetHost(s.host)
-	req.SetTimeout(s.o.Timeout)
+	s.request(f, req)
 	err := s.client.Do(req, resp)
 	if errors.Is(err, fasthttp.ErrNoFreeConns) {
 		good = true // full is not broken
@@ -150,15 +143,46 @@ func (s *service) serve(ctx *fasthttp.RequestCtx, now func() float64) *wire.Erro
 		s.failed.Inc()
 		return wire.ServiceUnavailable(s.o.Name, "service %s did not answer", s.o.Name)
 	}
-	good = resp.StatusCode() < 500
-	if good {
+	if good = resp.StatusCode() < 500; good {
 		s.ok.Inc()
 	} else {
 		s.failed.Inc()
 	}
-	for _, h := range dropped {
-		resp.Header.Del(h)
-	}
-	resp.CopyTo(&ctx.Response)
+	f.reply(reply{status: resp.StatusCode(), ctype: string(resp.Header.ContentType()), headers: serviceHeaders(resp), body: resp.Body()})
 	return nil
+}
+
+// request makes the service's request of what the flight owns. The client's
+// credentials are for this router and are not in f.req.headers.
+func (s *service) request(f *flight, req *fasthttp.Request) {
+	req.Header.SetMethod(f.req.method)
+	req.SetRequestURIBytes(f.req.uri)
+	for rest := f.req.headers; len(rest) > 0; {
+		i := bytes.IndexByte(rest, '\n') + 1
+		line := bytes.TrimRight(rest[:i], "\r\n")
+		rest = rest[i:]
+		if name, value, ok := bytes.Cut(line, []byte(":")); ok {
+			req.Header.AddBytesKV(name, bytes.TrimSpace(value))
+		}
+	}
+	req.UseHostHeader = true
+	req.SetHost(s.host)
+	req.SetBodyRaw(f.req.body)
+	req.SetTimeout(s.o.Timeout)
+}
+
+// serviceHeaders renders the answer's end-to-end headers.
+func serviceHeaders(resp *fasthttp.Response) string {
+	var b strings.Builder
+	for k, v := range resp.Header.All() {
+		switch classify(k) {
+		case hHop, hConnection, hContentLength, hTransferEncoding, hServer, hDate, hContentType, hRequestID, hTraceparent, hTenant, hExpect:
+			continue
+		}
+		b.Write(k)
+		b.WriteString(": ")
+		b.Write(v)
+		b.WriteString("\r\n")
+	}
+	return b.String()
 }

@@ -59,7 +59,7 @@ var (
 	TierAnswers     = &Def{"penstock_tier_answers_total", Counter, []string{"route", "tier"}, "Answers by the tier that gave them: 0, 1, 2, cached, static, 3, 4 (4 = refused honestly)."}
 	RecoveryStalled = &Def{"penstock_recovery_probe_stalled", Gauge, []string{"route"}, "1 while ALERT_RECOVERY_PROBE_STALLED holds: the route's primary is well for over 60 s and still has not its full share back."}
 	RetryStorms     = &Def{"penstock_retry_storms_total", Counter, nil, "Repeats refused with ERR_RETRY_STORM_DETECTED."}
-	RateLimited     = &Def{"penstock_rate_limited_total", Counter, []string{"limit"}, "Requests refused by a tenant's limit: rate, parallel."}
+	RateLimited     = &Def{"penstock_rate_limited_total", Counter, nil, "Requests refused by a tenant's own limit (rate or requests at a time)."}
 	ServiceRequests = &Def{"penstock_service_requests_total", Counter, []string{"service", "result"}, "Requests to auxiliary services by result: ok, error, refused (breaker open or limit)."}
 	SpansDropped    = &Def{"penstock_spans_dropped_total", Counter, nil, "Spans that the collector did not take, or that found the queue full."}
 	CacheBytes      = &Def{"penstock_answer_cache_bytes", Gauge, nil, "Answers held for the cached tier."}
