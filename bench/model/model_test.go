@@ -214,10 +214,10 @@ func TestFreezeStopsTimeAndSlowStretchesIt(t *testing.T) {
 
 // Bulk stretches must be the same as single steps, for any workload.
 func TestBulkEqualsSingleSteps(t *testing.T) {
-	for seed := uint64(1); seed <= 60; seed++ {
+	for seed := uint64(1); seed <= 200; seed++ {
 		t.Run(fmt.Sprint("seed", seed), func(t *testing.T) {
 			p := h100(t)
-			p.KVTokens, p.MaxSeqs, p.MaxBatched = 16*400, 12, 512
+			p.KVTokens, p.MaxSeqs, p.MaxBatched = 16*(60+int(seed%4)*100), 12, 512
 			bulk, single := New(p), New(p)
 			single.Tokens = true
 			x, y := workload(seed, p), workload(seed, p)

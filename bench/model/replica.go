@@ -378,8 +378,10 @@ func (r *Replica) publish(s *Seq, hash uint64, done, full int) {
 	if have >= done && !made {
 		return
 	}
-	if !mine {
+	if !mine { // its head was cached by somebody else: drop the duplicates
 		r.cache.ref(i)
+		r.cache.give(have)
+		s.priv -= have
 	}
 	if made || !mine {
 		s.held = append(s.held, i)

@@ -145,7 +145,12 @@ func (r *Replica) start1(t float64, s *Seq) bool {
 			idle += int(r.cache.nodes[i].have)
 		}
 	}
-	if fresh > r.cache.available()-idle {
+	// The decodes of this step have had their blocks promised already.
+	promised := 0
+	if len(r.decode) > 0 {
+		promised = int(r.phases[r.step%int64(b)])
+	}
+	if fresh > r.cache.available()-idle-promised {
 		return false
 	}
 	r.waiting.remove(s)

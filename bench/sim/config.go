@@ -106,7 +106,7 @@ type Config struct {
 	GossipEvery float64 // s, default 0.2; only with several routers
 	GossipAge   float64 // s on the way; default 0.002
 	Net         float64 // s of network and proxy, both ways together; added to every answer; default 0.001
-	BlockTokens int     // prompt tokens per router fingerprint; default 64 (256 bytes)
+	BlockTokens int     // prompt tokens per router fingerprint; default 128
 	NoBlocks    bool    // routers see no fingerprints
 	NoPrefer    bool    // several routers do not agree on a home for new prefixes
 	KnownOut    bool    // routers are told true output lengths (an oracle)
@@ -134,7 +134,7 @@ func (c *Config) defaults() error {
 		c.Routers = 1
 	}
 	if c.BlockTokens == 0 {
-		c.BlockTokens = 64
+		c.BlockTokens = 128
 	}
 	if c.Attempts == 0 {
 		c.Attempts = 3

@@ -495,9 +495,13 @@ func (s *simulation) settle(r *router) {
 }
 
 func (s *simulation) arm(r *router) {
-	if t := r.pool.NextWake(s.now); t < r.wake {
+	t := r.pool.NextWake(s.now)
+	if t <= s.now {
+		t = s.now + 1e-5 // asked for at once though it was just done: time has to move on
+	}
+	if t < r.wake {
 		r.wake = t
-		s.push(max(t, s.now), occRouter, r.i, 0, nil)
+		s.push(t, occRouter, r.i, 0, nil)
 	}
 }
 
