@@ -30,6 +30,7 @@ type Config struct {
 	Integrity string    `yaml:"integrity"`
 	Services  []Service `yaml:"services"`
 	Tracing   Tracing   `yaml:"tracing"`
+	Peers     *Peers    `yaml:"peers"` // nil = alone
 	Forward   Forward   `yaml:"forward"`
 	TLS       TLS       `yaml:"tls"`
 	Log       Log       `yaml:"log"`
@@ -273,6 +274,19 @@ type Service struct {
 // Tracing is where spans go.
 type Tracing struct {
 	OTLP string `yaml:"otlp"`
+}
+
+// Peers are the other routers of the same fleet.
+type Peers struct {
+	Name      string        `yaml:"name"`
+	Bind      string        `yaml:"bind"`
+	Advertise string        `yaml:"advertise"`
+	Join      []string      `yaml:"join"`
+	KeyFile   string        `yaml:"key_file"`
+	Allow     []string      `yaml:"allow"`
+	Interval  time.Duration `yaml:"interval"`
+	Bandwidth int           `yaml:"bandwidth"`
+	HoldShare time.Duration `yaml:"hold_share"`
 }
 
 // Forward is what goes along with a request and its answer.

@@ -75,7 +75,9 @@ func TestEachMistakeIsNamedWithItsPlace(t *testing.T) {
 		{"dns type", "pools: [{name: a, replicas: {dns: {name: x, type: MX}}}]\n", `"MX" is unknown`},
 		{"class wait", "classes: [{name: a, wait: 10s, deadline: 5s}]\n" + minimal, `classes[0].wait: 10s is longer than the class's deadline 5s`},
 		{"deferral", "classes: [{name: a, defer: true}]\n" + minimal, `classes[0].defer: is not supported yet by this version`},
-		{"later section", "peers: {bind: \":7946\"}\n" + minimal, `p.yaml:1:peers: is not supported yet by this version; leave it out`},
+		{"later section", "deferral: {dir: /x}\n" + minimal, `p.yaml:1:deferral: is not supported yet by this version; leave it out`},
+		{"peers without key", "peers: {bind: \":7946\"}\n" + minimal, `p.yaml:1:peers.key_file: is required: peers only talk encrypted`},
+		{"peers' network", "peers: {key_file: /dev/null, allow: [10.0.0.1]}\n" + minimal, `p.yaml:1:peers.allow[0]: "10.0.0.1" is not a network`},
 		{"later key", "tenants: {jwt: {issuer: x}}\n" + minimal, `p.yaml:1:tenants.jwt: is not supported yet by this version`},
 		{"tier's pool", "routes: [{model: m, tiers: [{pool: c}]}]\n" + minimal, `routes[0].tiers[0].pool: "c" is unknown`},
 		{"shared failure domain", "routes: [{model: m, tiers: [{pool: a}, {pool: b}]}]\npools:\n  - {name: a, labels: {domain: r1}, replicas: {static: [\"http://h:1\"]}}\n  - {name: b, labels: {domain: r1}, replicas: {static: [\"http://h:2\"]}}\n",
@@ -187,10 +189,10 @@ func TestFlagOverEnvironmentOverFileOverDefault(t *testing.T) {
 		t.Errorf("warnings %q", c.Warnings)
 	}
 	src.Environ = []string{"PENSTOCK_SCRAPE_INTERVAL=5"}
-	src.Set = []Setting{{"--set", "scrap.timeout", "1s"}, {"--set", "pools[].name", "x"}, {"--set", "peers", "x"}}
+	src.Set = []Setting{{"--set", "scrap.timeout", "1s"}, {"--set", "pools[].name", "x"}, {"--set", "deferral", "x"}}
 	_, err = Load(src)
 	for _, want := range []string{`environment:PENSTOCK_SCRAPE_INTERVAL: "5" has no unit`, `flag:--set: unknown setting "scrap.timeout"; did you mean "scrape.timeout"?`,
-		`pools[].name is in a list and can only be set in the file`, `peers is not supported yet`} {
+		`pools[].name is in a list and can only be set in the file`, `deferral is not supported yet`} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("no %q in: %v", want, err)
 		}

@@ -2,9 +2,11 @@ package config
 
 import (
 	"fmt"
+	"hash/fnv"
 	"reflect"
 	"regexp"
 	"sort"
+	"strings"
 )
 
 // Diff lists the settings in which b differs from a: those that a reload
@@ -35,6 +37,28 @@ func Diff(a, b *Config) (live, restart []string) {
 	sort.Strings(live)
 	sort.Strings(restart)
 	return live, restart
+}
+
+// Hash is one number for what the routers of a fleet have to agree on: the
+// settings without secrets, without what is each router's own (addresses,
+// paths, log, peers), and without the order of pools.
+func (c *Config) Hash() uint64 {
+	all := map[string]string{}
+	flatten(reflect.ValueOf(c).Elem(), "", all)
+	keys := make([]string, 0, len(all))
+	for k := range all {
+		keys = append(keys, k)
+	}
+	sort.Strings(keys)
+	h := fnv.New64a()
+	for _, k := range keys {
+		switch top, _, _ := strings.Cut(k, "."); {
+		case top == "listen", top == "admin", top == "state_dir", top == "log", top == "peers", top == "tls", strings.HasSuffix(k, ".api_key"):
+			continue
+		}
+		fmt.Fprintf(h, "%q=%q\n", k, all[k])
+	}
+	return h.Sum64()
 }
 
 var index = regexp.MustCompile(`\[[^\]]*\]`)

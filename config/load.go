@@ -203,6 +203,13 @@ func set(c *Config, path, value string) error {
 		for i := 0; i < v.NumField(); i++ {
 			if tagOf(v.Type().Field(i)) == key {
 				v = v.Field(i)
+				if v.Kind() == reflect.Pointer {
+					if v.IsNil() {
+						v.Set(reflect.New(v.Type().Elem()))
+						(&decoder{}).defaults(v.Elem(), key)
+					}
+					v = v.Elem()
+				}
 				break
 			}
 		}

@@ -139,7 +139,15 @@ var Options = []Option{
 
 	{Path: "tracing.otlp", Pending: true, Doc: "URL of an OTLP/HTTP trace collector, as http://collector:4318. It can be gone: spans are dropped and counted, no request waits."},
 
-	{Path: "peers", Pending: true, Doc: "The other routers."},
+	{Path: "peers.name", Doc: "This router's name, one among all routers, kept over restarts. Left out: the host name."},
+	{Path: "peers.bind", Default: ":7946", Doc: "Where to listen for peers, UDP and TCP (memberlist's usual port)."},
+	{Path: "peers.advertise", Doc: "The IP or IP:port that peers are told. Left out: the address bound to, or the one the system sends from."},
+	{Path: "peers.join", Doc: "Other routers: host, host:port, IP or IP:port. A name may stand for many addresses and is looked up again every 30 s; this router's own address in it does no harm."},
+	{Path: "peers.key_file", Doc: "File with the gossip keys, one base64 key of 16, 24 or 32 bytes per line; the first encrypts, all decrypt. Read again every 5 s, so that keys can be changed without a restart. Required: peers only talk encrypted."},
+	{Path: "peers.allow", Doc: "Networks that peers may be in, as 10.0.0.0/8. Left out: all."},
+	{Path: "peers.interval", Default: "200ms", Doc: "Time between two sends of this router's account, 50ms to 1.4s. The correction of stale sums holds for much longer."},
+	{Path: "peers.bandwidth", Default: "1000000", Doc: "Most bits per second of accounts to all peers together; the interval stretches to keep it."},
+	{Path: "peers.hold_share", Default: "60s", Doc: "How long a router that went silent without leaving is left its share of the replicas: longer than most partitions last."},
 	{Path: "deferral", Pending: true, Doc: "Durable jobs."},
 	{Path: "audit", Pending: true, Doc: "The audit chain."},
 }

@@ -70,7 +70,7 @@ func TestTheDesignsExampleIsParsedAndOnlyRefusesWhatIsNotSupportedYet(t *testing
 	}
 	_, err = Load(Source{File: "design.yaml", Data: data, Environ: []string{}, Profiles: profiles})
 	for _, p := range err.(Errors) {
-		if !strings.Contains(p.Msg, "not supported yet") && p.Key != "pools[0].api_key_file" && !strings.Contains(p.Msg, "llama-8b") {
+		if !strings.Contains(p.Msg, "not supported yet") && p.Key != "pools[0].api_key_file" && p.Key != "peers.key_file" && !strings.Contains(p.Msg, "llama-8b") {
 			t.Errorf("%s", p)
 		}
 	}
@@ -104,5 +104,23 @@ func TestDiff(t *testing.T) {
 	}
 	if live, restart = Diff(a, a); live != nil || restart != nil {
 		t.Errorf("the same differs: %q %q", live, restart)
+	}
+}
+
+func TestHashIsOfWhatRoutersHaveToAgreeOn(t *testing.T) {
+	hash := func(yaml string) uint64 {
+		t.Helper()
+		c, err := load(t, yaml)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return c.Hash()
+	}
+	a := hash(minimal)
+	if hash("listen: \":1\"\nlog: {level: debug}\n"+minimal) != a || hash(strings.Replace(minimal, "name: a", "name: a\n    api_key: x", 1)) != a {
+		t.Error("it changes with what is each router's own, or secret")
+	}
+	if hash(strings.Replace(minimal, "8000", "8001", 1)) == a || hash("scrape: {interval: 1s}\n"+minimal) == a {
+		t.Error("it does not change with what matters")
 	}
 }

@@ -2,6 +2,7 @@ package config
 
 import (
 	"fmt"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -73,7 +74,34 @@ func (v *validator) all() {
 		v.fail("tracing.otlp", "%q is not an http:// or https:// URL", t)
 	}
 	v.oneOf("log.format", c.Log.Format, []string{"json", "console"})
+	v.peers()
 	v.tls()
+}
+
+func (v *validator) peers() {
+	p := v.c.Peers
+	if p == nil {
+		return
+	}
+	if p.KeyFile == "" {
+		v.fail("peers.key_file", "is required: peers only talk encrypted")
+	} else {
+		p.KeyFile = v.c.Path(p.KeyFile)
+		if _, err := os.Stat(p.KeyFile); err != nil {
+			v.fail("peers.key_file", "%s", err)
+		}
+	}
+	for i, s := range p.Allow {
+		if _, err := netip.ParsePrefix(s); err != nil {
+			v.fail(fmt.Sprintf("peers.allow[%d]", i), "%q is not a network: write it as 10.0.0.0/8", s)
+		}
+	}
+	if p.Interval < 50*time.Millisecond || p.Interval > 1400*time.Millisecond {
+		v.fail("peers.interval", "%s is not from 50ms to 1.4s", p.Interval)
+	}
+	if p.Bandwidth < 50_000 {
+		v.fail("peers.bandwidth", "%d bit/s is under 50000", p.Bandwidth)
+	}
 }
 
 var (

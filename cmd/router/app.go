@@ -10,9 +10,11 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/penstock/penstock/admission"
 	"github.com/penstock/penstock/config"
 	"github.com/penstock/penstock/fleet"
 	"github.com/penstock/penstock/proxy"
+	"github.com/penstock/penstock/ring"
 	"github.com/penstock/penstock/scraper"
 	"github.com/penstock/penstock/telemetry"
 )
@@ -28,6 +30,9 @@ type app struct {
 	proxy   *proxy.Proxy
 	scraper *scraper.Scraper
 	labels  *labels
+	budgets map[string]*admission.AttemptBudget // by pool; under the pool's mutex
+	peers   atomic.Pointer[ring.Node]
+	hash    atomic.Uint64 // of the configuration in force, for peers
 	began   time.Time
 
 	public, adminLn net.Listener
@@ -52,11 +57,13 @@ func newApp(src config.Source, cfg *config.Config, log *zap.Logger, level zap.At
 	a := &app{src: src, log: log, level: level, metrics: telemetry.New(), labels: newLabels(cfg), began: time.Now(),
 		failed: make(chan error, 2), ended: make(chan struct{}), members: map[string]*member{}, byID: map[fleet.ID]*member{}, static: map[string]*staticSource{}}
 	a.cfg.Store(cfg)
+	a.hash.Store(cfg.Hash())
+	a.budgets = budgetsOf(cfg)
 	a.metrics.Gauge(telemetry.BuildInfo, func() float64 { return 1 }, versionText())
 	for _, result := range []string{"ok", "refused"} {
 		a.metrics.Counter(telemetry.ReloadTotal, result)
 	}
-	o := proxyOptions(cfg)
+	o := proxyOptions(cfg, a.budgets)
 	o.Log, o.Metrics, o.Now = log, a.metrics, a.now
 	if cfg.TLS.CertFile != "" {
 		o.TLS = &tls.Config{MinVersion: tls.VersionTLS12, NextProtos: []string{"http/1.1"},
@@ -84,6 +91,7 @@ func (a *app) config() *config.Config { return a.cfg.Load() }
 // close ends what is beside the proxy.
 func (a *app) close() {
 	a.closing.Do(func() {
+		a.leavePeers()
 		for _, f := range a.closers {
 			f()
 		}

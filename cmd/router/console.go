@@ -18,6 +18,7 @@ func (a *app) adminHandler() http.Handler {
 	mux.Handle("/", console.New(console.Options{Router: consoleRouter{a}, Reg: a.metrics, Log: a.log, Version: versionText()}))
 	// As everywhere on this listener: no other site's page may do it.
 	mux.Handle("POST /admin/v1/reload", http.NewCrossOriginProtection().Handler(http.HandlerFunc(a.reloadAPI)))
+	mux.HandleFunc("GET /admin/v1/peers", a.peersAPI)
 	return mux
 }
 

@@ -12,6 +12,7 @@ import (
 	"strings"
 
 	"github.com/penstock/penstock/bench"
+	"github.com/penstock/penstock/drill"
 )
 
 // version is set by the linker (-X main.version=...); "" = as the build says.
@@ -29,6 +30,8 @@ func commands() []command {
 	return []command{
 		{"serve", "run the router", serve},
 		{"check", "check a configuration file and tell everything that is wrong", check},
+		{"peers", "which other routers a running router knows", showPeers},
+		{"drill", "failure drills on a real router process; see penstock drill list", drill.Main},
 		{"demo", "the router, three emulated replicas and light traffic, all on the loopback", demo},
 		{"bench", "emulated replica, load, simulator and comparisons; see penstock bench", func(_ context.Context, args []string, out, err io.Writer) int { return bench.Main(args, out, err) }},
 		{"version", "version, Go version, policies and profiles", showVersion},

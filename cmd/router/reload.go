@@ -34,7 +34,9 @@ func (a *app) reload(by string) (live, restart []string, err error) {
 		}
 	}
 	_ = a.level.UnmarshalText([]byte(next.Log.Level))
-	a.cfg.Store(merge(now, next))
+	merged := merge(now, next)
+	a.cfg.Store(merged)
+	a.hash.Store(merged.Hash())
 	a.metrics.Counter(telemetry.ReloadTotal, "ok").Inc()
 	a.log.Info("configuration read again", zap.String("by", by), zap.Strings("applied", live), zap.Strings("needs_restart", restart))
 	if len(restart) > 0 {

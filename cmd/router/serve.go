@@ -205,7 +205,10 @@ func (a *app) start() error {
 			}
 		}()
 	}
-	return a.discover()
+	if err := a.discover(); err != nil {
+		return err
+	}
+	return a.joinPeers()
 }
 
 // banner is the one line that tells what runs.

@@ -64,7 +64,7 @@ func poolConfig(c *config.Config, p *config.Pool) admission.Config {
 }
 
 // proxyOptions are the data path's options, replicas apart.
-func proxyOptions(c *config.Config) proxy.Options {
+func proxyOptions(c *config.Config, budgets map[string]*admission.AttemptBudget) proxy.Options {
 	o := proxy.Options{
 		TenantHeader: c.Tenants.Header,
 		PassAuth:     c.Forward.ClientAuth, TrustForwarded: c.Forward.TrustClient, ShowReplica: c.Forward.ShowReplica,
@@ -81,7 +81,7 @@ func proxyOptions(c *config.Config) proxy.Options {
 	for i := range c.Pools {
 		p := &c.Pools[i]
 		po := proxy.PoolOptions{Name: p.Name, Core: admission.New(poolConfig(c, p)), Models: p.Models,
-			Budget:        admission.NewAttemptBudget(admission.BudgetConfig{PerRequest: c.Attempts.PerRequest, Extra: float64(c.Attempts.Budget), Floor: c.Attempts.MinPerSecond}),
+			Budget:        budgets[p.Name],
 			TTFTObjective: p.Objective.TTFT.Seconds(), TTFTPer1K: p.Objective.TTFTPer1K.Seconds(), ITLObjective: p.Objective.ITL.Seconds()}
 		for _, a := range p.Aliases {
 			po.Aliases = append(po.Aliases, a.Name)
