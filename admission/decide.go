@@ -183,13 +183,14 @@ func (p *Pool) limitRamps(upReqs, ups int) {
 	p.ctx.Cand = keep
 }
 
-// holds tells whether the replica could ever hold the request.
+// holds tells whether the replica could ever hold the request. A guessed
+// capacity refuses nothing: the replica's own 400 is the better answer.
 func (p *Pool) holds(r *replica, w *fleet.Work) bool {
 	need := promptSlack*float64(w.Prompt) + 1
 	if m := r.profile.MaxModelLen; m > 0 && need > float64(m) {
 		return false
 	}
-	return need <= float64(r.profile.KVTokens)
+	return !r.sized || need <= float64(r.profile.KVTokens)
 }
 
 // trialDue tells whether the recovering replica is to be given this request

@@ -254,7 +254,8 @@ func (p *Pool) Observe(now float64, id fleet.ID, s fleet.Sample) {
 		r.moving = true
 		r.sign = now
 	}
-	if kv := s.KVTokens; kv > 0 && int(kv) != r.profile.KVTokens {
+	if kv := s.KVTokens; kv > 0 && (!r.sized || int(kv) != r.profile.KVTokens) {
+		r.sized = true
 		r.profile.KVTokens = int(kv)
 		p.index.setLimit(r.slot, int(kv/r.blockSize))
 	}

@@ -414,9 +414,9 @@ func (p *Pool) Advance(now float64, out []*Ticket) []*Ticket {
 		}
 		p.shedHeld(now, t, why)
 	}
-	if h.count > 0 && (p.dirty || now-p.lastLook >= lookEvery) {
+	if h.count > 0 && (p.dirty || now >= p.nextLook) {
 		p.dirty = false
-		p.lastLook = now
+		p.nextLook = now + lookEvery
 		out = p.serveHeld(now, out)
 	} else if h.count == 0 {
 		p.dirty = false
@@ -543,7 +543,7 @@ func (p *Pool) NextWake(now float64) float64 {
 		if p.dirty {
 			return now
 		}
-		wake = min(p.held.expiry[0].expire, max(now, p.lastLook+lookEvery))
+		wake = min(p.held.expiry[0].expire, max(now, p.nextLook))
 	}
 	for i := range p.reps {
 		if p.reps[i].head != nil {

@@ -66,7 +66,10 @@ func (p *Pool) learnFirst(now float64, t *Ticket, v *fleet.Replica) {
 	if !t.rep.given {
 		v.Trust = min(1, float64(l.n)/(2*calibrated))
 	}
-	if p.cfg.NoLearn {
+	if p.cfg.NoLearn || t.Work.Whole {
+		// An answer in one piece comes when all of it is made: its time is no
+		// first token's, and learned as one it would be taken for an offset by
+		// which replicas differ.
 		return
 	}
 	// A profile that was given moves slowly; a guess moves as a running mean

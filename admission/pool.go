@@ -12,6 +12,7 @@ type replica struct {
 	spec    ReplicaSpec
 	profile fleet.Profile // own copy: capacities are corrected by samples
 	given   bool          // the profile was given, not the generic one
+	sized   bool          // its KV capacity is known (given or scraped), not the generic guess
 	i       int           // index in View.Replicas
 	slot    int           // slot in the prefix index
 	gone    bool          // left discovery; stays until its last ticket is done
@@ -57,7 +58,7 @@ type Pool struct {
 
 	seed     uint64
 	dirty    bool    // something changed since the last look at the held queue
-	lastLook float64 // when it was looked at
+	nextLook float64 // when it is looked at again though nothing changed
 	nextTick float64
 	drain    drainRate
 	revoking bool
@@ -80,7 +81,7 @@ func New(cfg Config) *Pool {
 	p.ctx.Par = cfg.Params
 	p.ctx.View = &p.view
 	p.nextTick = math.Inf(-1)
-	p.lastLook = math.Inf(-1)
+	p.nextLook = math.Inf(-1)
 	p.stats.Classes = make([]ClassStats, len(cfg.Classes))
 	return p
 }
@@ -127,9 +128,10 @@ func (p *Pool) Join(now float64, s ReplicaSpec) {
 func (p *Pool) setProfile(r *replica, v *fleet.Replica, given *fleet.Profile) {
 	if given != nil {
 		r.profile, r.given = *given, true
+		r.sized = given.KVTokens > 0
 		v.Trust = 1
 	} else {
-		r.profile, r.given = fleet.Generic(), false
+		r.profile, r.given, r.sized = fleet.Generic(), false, false
 		v.Trust = 0
 	}
 	g := fleet.Generic()
