@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 
+	"github.com/penstock/penstock/bench/compare"
 	"github.com/penstock/penstock/bench/load"
 	"github.com/penstock/penstock/bench/replica"
 )
@@ -19,6 +20,8 @@ type command struct {
 var commands = []command{
 	{"replica", "run emulated vLLM replicas", replica.Main},
 	{"load", "drive a server and measure what its clients see", load.Main},
+	{"sim", "simulate one scenario with one policy, in virtual time", compare.SimMain},
+	{"compare", "simulate the scenario suite with all policies", compare.Main},
 }
 
 // Main runs `penstock bench VERB ...` and returns the exit status.

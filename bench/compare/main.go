@@ -1,0 +1,164 @@
+package compare
+
+import (
+	"encoding/json"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+
+	"github.com/penstock/penstock/bench/sim"
+)
+
+func names(all []Scenario) (out []string) {
+	for _, s := range all {
+		out = append(out, s.Name)
+	}
+	return out
+}
+
+// pick selects scenarios by name.
+func pick(list string) ([]Scenario, error) {
+	all := Suite()
+	if list == "" {
+		return all, nil
+	}
+	var out []Scenario
+	for _, n := range strings.Split(list, ",") {
+		found := false
+		for _, s := range all {
+			if s.Name == n {
+				out, found = append(out, s), true
+			}
+		}
+		if !found {
+			return nil, fmt.Errorf("--scenarios: unknown scenario %q (known: %s)", n, strings.Join(names(all), ", "))
+		}
+	}
+	return out, nil
+}
+
+// Main is `penstock bench compare`.
+func Main(args []string, stdout, stderr io.Writer) int {
+	fs := flag.NewFlagSet("bench compare", flag.ContinueOnError)
+	fs.SetOutput(stderr)
+	var o Options
+	scenarios := fs.String("scenarios", "", "some of: "+strings.Join(names(Suite()), ", ")+" (default all)")
+	policies := fs.String("policies", "", "policies, separated by commas; the first is what the others are compared with; penstock, penstock_nohold, or a policy's name, with +hold for Penstock's admission (default all)")
+	fs.IntVar(&o.Seeds, "seeds", 3, "seeds per cell")
+	fs.Float64Var(&o.Scale, "scale", 1, "length of the runs")
+	fs.IntVar(&o.Workers, "workers", 0, "simulations at a time (0 = processors)")
+	fs.StringVar(&o.Env.Traces, "traces", "", "folder with the Mooncake and Azure traces")
+	out := map[string]*string{}
+	for _, f := range []string{"json", "csv", "html", "doc"} {
+		out[f] = fs.String(f, "", "write the result as "+f+" to this file")
+	}
+	quiet := fs.Bool("quiet", false, "no progress")
+	if fs.Parse(args) != nil {
+		return 2
+	}
+	var err error
+	if o.Scenarios, err = pick(*scenarios); err == nil && *policies != "" {
+		o.Policies, err = ParsePolicies(*policies)
+	}
+	if err != nil {
+		fmt.Fprintln(stderr, "bench compare:", err)
+		return 2
+	}
+	if !*quiet {
+		o.Progress = func(done, all int, what string) { fmt.Fprintf(stderr, "\r\033[K%d/%d %s", done, all, what) }
+	}
+	res, err := Run(o)
+	if !*quiet {
+		fmt.Fprint(stderr, "\r\033[K")
+	}
+	if err != nil {
+		fmt.Fprintln(stderr, "bench compare:", err)
+		return 1
+	}
+	res.Table(stdout)
+	for kind, path := range out {
+		if *path == "" {
+			continue
+		}
+		if err := write(res, kind, *path); err != nil {
+			fmt.Fprintf(stderr, "bench compare: --%s: %v\n", kind, err)
+			return 1
+		}
+	}
+	return 0
+}
+
+func write(res *Outcome, kind, path string) (err error) {
+	f, err := os.Create(path)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if e := f.Close(); err == nil {
+			err = e
+		}
+	}()
+	switch kind {
+	case "json":
+		e := json.NewEncoder(f)
+		e.SetIndent("", " ")
+		return e.Encode(res)
+	case "csv":
+		return res.CSV(f)
+	case "html":
+		return res.HTML(f)
+	}
+	res.Markdown(f)
+	return nil
+}
+
+// SimMain is `penstock bench sim`: one scenario, one policy, in detail.
+func SimMain(args []string, stdout, stderr io.Writer) int {
+	fs := flag.NewFlagSet("bench sim", flag.ContinueOnError)
+	fs.SetOutput(stderr)
+	var e Env
+	scenario := fs.String("scenario", "near_saturation", "one of: "+strings.Join(names(Suite()), ", "))
+	policy := fs.String("policy", "penstock", "penstock, penstock_nohold, or a policy's name (with +hold for Penstock's admission)")
+	seed := fs.Uint64("seed", 1, "seed")
+	scale := fs.Float64("scale", 1, "length of the run")
+	bin := fs.Float64("timeline", 0, "width of timeline bins, s (0 = none)")
+	fs.StringVar(&e.Traces, "traces", "", "folder with the traces")
+	out := fs.String("json", "", "write the report to this file")
+	if fs.Parse(args) != nil {
+		return 2
+	}
+	s, err := pick(*scenario)
+	var ps []Policy
+	if err == nil {
+		ps, err = ParsePolicies(*policy)
+	}
+	var c sim.Config
+	if err == nil {
+		c, err = s[0].Build(&e, *seed, *scale)
+	}
+	if err != nil {
+		fmt.Fprintln(stderr, "bench sim:", err)
+		return 2
+	}
+	c.Name, c.Timeline = s[0].Name+" / "+ps[0].Name, *bin
+	ps[0].apply(&c, nil)
+	rep, err := sim.Run(c)
+	if err != nil {
+		fmt.Fprintln(stderr, "bench sim:", err)
+		return 1
+	}
+	rep.Table(stdout)
+	for _, b := range rep.Timeline {
+		fmt.Fprintf(stdout, "%7.1f s  offered %5d  good %5d  shed %5d  TTFT p95 %.3f s\n", b.At, b.Offered, b.Good, b.Shed, b.TTFTp95)
+	}
+	if *out != "" {
+		b, _ := json.MarshalIndent(rep, "", " ")
+		if err := os.WriteFile(*out, append(b, '\n'), 0o644); err != nil {
+			fmt.Fprintln(stderr, "bench sim: --json:", err)
+			return 1
+		}
+	}
+	return 0
+}
