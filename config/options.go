@@ -57,7 +57,7 @@ var Options = []Option{
 	{Path: "classes[].objective.itl", Doc: "As pools[].objective.itl, for this class; left out: the pool's."},
 	{Path: "classes[].defer", Default: "false", Pending: true, Doc: "Requests that cannot be placed become durable jobs."},
 
-	{Path: "routes[].model", Pending: true, Doc: "The model or alias whose ladder this is."},
+	{Path: "routes[].model", Doc: "The model or alias whose ladder this is."},
 	{Path: "routes[].budget", Default: "1s", Doc: "Time until an answer begins, whole ladder included."},
 	{Path: "routes[].regions", Doc: "Regions (pools' label region) that may serve it; none = all."},
 	{Path: "routes[].degrade.first_byte_p95", Doc: "Also leave the first tier when the 95th percentile of the time to the first byte is over this."},
@@ -75,7 +75,7 @@ var Options = []Option{
 	{Path: "routes[].tiers[].cached.scope", Default: "tenant", Doc: "Tier: an earlier answer to the very same request, of the same tenant, or shared."},
 	{Path: "routes[].tiers[].cached.staleness", Default: "4h", Doc: "Oldest answer used; at most 4h for a tenant's own, 24h for shared."},
 	{Path: "routes[].tiers[].static.file", Doc: "Tier: a fixed answer, read at load."},
-	{Path: "routes[].tiers[].defer", Default: "false", Doc: "Tier: a durable job, answered 202."},
+	{Path: "routes[].tiers[].defer", Default: "false", Pending: true, Doc: "Tier: a durable job, answered 202."},
 
 	{Path: "attempts.per_request", Default: "2", Doc: "Most attempts of one request that reach a replica. One repeat hides a single fault; more multiply an outage."},
 	{Path: "attempts.budget", Default: "20%", Doc: "Most attempts beyond the first, as a share of the pool's requests over the last 10 s. Keeps an outage from doubling the load."},
@@ -112,9 +112,9 @@ var Options = []Option{
 	{Path: "tenants.header", Default: "X-Sandbox-ID", Doc: "Request header with the tenant's sandbox, echoed on every answer."},
 	{Path: "tenants.keys_file", Pending: true, Doc: "Hashed API keys → tenant, class, models, limits."},
 	{Path: "tenants.jwt", Pending: true, Doc: "JWT issuer, keys, audience and tenant claim."},
-	{Path: "tenants.limits.rate", Pending: true, Doc: "Requests of one tenant, as 20/s; over it 429 rate_limited. Left out: no limit."},
-	{Path: "tenants.limits.burst", Pending: true, Doc: "Requests at once above the rate. Left out: one second's worth."},
-	{Path: "tenants.limits.parallel", Pending: true, Doc: "Requests of one tenant in the router at a time. Left out: no limit."},
+	{Path: "tenants.limits.rate", Doc: "Requests of one tenant, as 20/s; over it 429 rate_limited. Left out: no limit."},
+	{Path: "tenants.limits.burst", Doc: "Requests at once above the rate. Left out: one second's worth."},
+	{Path: "tenants.limits.parallel", Doc: "Requests of one tenant in the router at a time. Left out: no limit."},
 	{Path: "tenants.limits.tokens", Pending: true, Doc: "Tokens of one tenant, as 2M/h."},
 	{Path: "tenants.store", Pending: true, Doc: "Where budgets are kept: memory or redis://."},
 
@@ -129,15 +129,15 @@ var Options = []Option{
 	{Path: "log.format", Default: "json", Doc: "json or console."},
 
 	{Path: "integrity", Default: "terminate", Doc: "What becomes of a stream that breaks its protocol in a way that could mislead a client (two tool calls under one index, say): terminate (it ends with the event stream_integrity) or observe (it is passed on and counted). A healthy stream is never altered."},
-	{Path: "state_dir", Pending: true, Doc: "Folder of what has to outlive the process: when each fallback was last validated."},
+	{Path: "state_dir", Doc: "Folder of what has to outlive the process: when each fallback was last validated."},
 
-	{Path: "services[].name", Pending: true, Doc: "An auxiliary HTTP service: its outage is 503 NAME_unavailable on its own path and touches no inference request."},
+	{Path: "services[].name", Doc: "An auxiliary HTTP service: its outage is 503 NAME_unavailable on its own path and touches no inference request."},
 	{Path: "services[].prefix", Doc: "Requests whose path begins with it go there, path unchanged, as /retrieval/."},
 	{Path: "services[].url", Doc: "Where it is, as http://host:port."},
 	{Path: "services[].connections", Default: "64", Doc: "Most requests at it at a time; more are refused."},
 	{Path: "services[].timeout", Default: "5s", Doc: "For a whole answer."},
 
-	{Path: "tracing.otlp", Pending: true, Doc: "URL of an OTLP/HTTP trace collector, as http://collector:4318. It can be gone: spans are dropped and counted, no request waits."},
+	{Path: "tracing.otlp", Doc: "URL of an OTLP/HTTP trace collector, as http://collector:4318. It can be gone: spans are dropped and counted, no request waits."},
 
 	{Path: "peers.name", Doc: "This router's name, one among all routers, kept over restarts. Left out: the host name."},
 	{Path: "peers.bind", Default: ":7946", Doc: "Where to listen for peers, UDP and TCP (memberlist's usual port)."},

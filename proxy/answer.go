@@ -59,6 +59,7 @@ func (f *flight) appendOwn(dst []byte) []byte {
 	if f.p.opt.ShowReplica && f.replica != nil {
 		dst = append(append(append(dst, "X-Penstock-Replica: "...), f.replica.spec.Name...), "\r\n"...)
 	}
+	dst = f.appendDegraded(dst)
 	switch {
 	case f.closeConn:
 		dst = append(dst, "Connection: close\r\n"...)
@@ -163,7 +164,8 @@ func (f *flight) appendAnswerHead(dst []byte, h *answerHead, mode outMode, lengt
 			continue // a replica's redirect names the replica itself
 		case hContentType:
 		default:
-			if named(h.connNames, name) || equalFold(name, "x-should-retry") || equalFold(name, "retry-after-ms") {
+			if named(h.connNames, name) || equalFold(name, "x-should-retry") || equalFold(name, "retry-after-ms") ||
+				f.climb.tier > 0 && equalFold(name, "cache-control") {
 				continue
 			}
 		}

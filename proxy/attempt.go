@@ -43,6 +43,13 @@ func (f *flight) serve() {
 				i++
 				continue
 			}
+			if f.descend(whyDown(d.Reason)) {
+				if f.outcome != outcomeNone {
+					return
+				}
+				i, allowed = 0, max(allowed, f.attempts+1)
+				continue
+			}
 			f.refuse(d, last)
 			return
 		}
@@ -54,9 +61,11 @@ func (f *flight) serve() {
 			last = f.attempt(r, &d)
 		}
 		f.release(last)
+		f.judgeResult(last)
 		switch last.kind {
 		case answered:
 			f.outcome = outcomeFinished
+			f.countTier()
 			return
 		case broken:
 			f.outcome = outcomeFailed
@@ -76,7 +85,15 @@ func (f *flight) serve() {
 		if last.evidence == fleet.EvidenceRefused && f.attempts < allowed {
 			refused++
 		}
-		if f.attempts >= allowed || refused > maxRefused || w.Excluded == len(w.Exclude) || !f.budget() {
+		if f.rungLate() || f.attempts >= allowed || refused > maxRefused || w.Excluded == len(w.Exclude) || !f.budget() {
+			if f.descend(whyFailed(last.evidence)) {
+				if f.outcome != outcomeNone {
+					return
+				}
+				i, allowed = 0, max(allowed, f.attempts+1)
+				f.p.metrics.failovers[last.evidence].Inc()
+				continue
+			}
 			f.giveUp(last)
 			return
 		}
@@ -100,17 +117,20 @@ func elsewhere(r admission.Reason) bool {
 	return false
 }
 
-func (f *flight) budget() bool {
-	b := f.pool.opt.Budget
+func (f *flight) budget() bool { return f.budgetOf(f.pool) }
+
+func (f *flight) budgetOf(pl *pool) bool {
+	b := pl.opt.Budget
 	if b == nil {
 		return true
 	}
-	f.pool.mu.Lock()
-	defer f.pool.mu.Unlock()
+	pl.mu.Lock()
+	defer pl.mu.Unlock()
 	return b.Retry(f.p.now())
 }
 
-// prepare fills in what the core is told of the request, for one target.
+// prepare fills in what the core is told of the request, for one target. The
+// estimate of its prompt is the core's own, see pool.admit.
 func (f *flight) prepare(t *target) {
 	w := &f.ticket.Work
 	b := &f.body
@@ -121,18 +141,10 @@ func (f *flight) prepare(t *target) {
 		if !f.req.kind.Generates() {
 			w.MaxOut = 1
 		}
-		if n := f.pool.opt.Budget; n != nil {
-			f.pool.mu.Lock()
-			n.Request(f.p.now())
-			f.pool.mu.Unlock()
-		}
 	}
 	w.Model = t.id
 	f.target = t
-	f.pool.mu.Lock()
-	w.Prompt = f.pool.core.EstimatePrompt(w.Model, b.ASCII, b.Other) + b.TokenIDs
-	f.pool.mu.Unlock()
-	w.Tokens = b.TokensPerBlock(w.Prompt)
+	f.prepareRung()
 }
 
 // release returns the place with what the attempt taught.
@@ -276,6 +288,9 @@ func (f *flight) attemptDeadline(d *admission.Decision) time.Time {
 	if limit > 0 && (by.IsZero() || now.Add(limit).Before(by)) {
 		by = now.Add(limit)
 	}
+	if r := f.climb.rungBy; !r.IsZero() && (by.IsZero() || r.Before(by)) {
+		by = r
+	}
 	return by
 }
 
@@ -404,6 +419,7 @@ func (f *flight) whole(h *answerHead) result {
 	if err != nil {
 		return result{kind: cancelled}
 	}
+	f.keepAnswer(acc.b)
 	return result{kind: answered}
 }
 
@@ -412,6 +428,7 @@ func (f *flight) begun(h *answerHead) {
 	f.str.committed, f.wrote = true, true
 	f.firstAt = f.p.now()
 	f.status = h.status
+	f.judge(false)
 	f.phase.Store(uint32(phaseStreaming))
 	f.pool.first(f)
 	f.mu.Lock()

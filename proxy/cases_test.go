@@ -78,19 +78,48 @@ func TestFailureBeforeContentFailsOver(t *testing.T) {
 		"502":                  func(c *fakeConn) { c.json(502, `{"error":{"message":"x"}}`, "") },
 		"503":                  func(c *fakeConn) { c.json(503, `{"error":{"message":"x"}}`, "") },
 		"429":                  func(c *fakeConn) { c.json(429, `{"error":{"message":"x"}}`, "") },
-		"draining":             func(c *fakeConn) { c.json(500, `{"error":{"message":"cannot schedule new futures after shutdown","code":500}}`, "") },
-		"never answers":        func(c *fakeConn) { c.waitClose() },
-		"headers only":         func(c *fakeConn) { c.sseHead(); c.waitClose() },
-		"headers, then reset":  func(c *fakeConn) { c.sseHead(); c.chunk(": ping\n\n"); c.chunk(frameRole); time.Sleep(10 * time.Millisecond); c.rst() },
-		"only DONE":            func(c *fakeConn) { c.sseHead(); c.chunk(frameDone); c.end() },
-		"abort at once":        func(c *fakeConn) { c.sseHead(); c.chunk(frameRole + strings.Replace(frameFin, `"stop"`, `"abort"`, 1)); c.chunk(frameDone); c.end() },
-		"error event first":    func(c *fakeConn) { c.sseHead(); c.chunk(`data: {"error": {"message": "x", "code": 500}}` + "\n\n"); c.chunk(frameDone); c.end() },
-		"garbage":              func(c *fakeConn) { c.send("\x16\x03\x01\x02garbage\r\n\r\n"); c.fin() },
-		"huge head":            func(c *fakeConn) { c.send("HTTP/1.1 200 OK\r\nX: " + strings.Repeat("y", 40000) + "\r\n\r\n"); c.waitClose() },
-		"two framings":         func(c *fakeConn) { c.send("HTTP/1.1 200 OK\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"); c.waitClose() },
-		"body cut":             func(c *fakeConn) { c.send("HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 5000\r\n\r\n" + answerOK[:50]); c.fin() },
-		"not JSON":             func(c *fakeConn) { c.json(200, "{not json", "") },
-		"HTML":                 func(c *fakeConn) { c.send("HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: 6\r\n\r\n<html>") },
+		"draining": func(c *fakeConn) {
+			c.json(500, `{"error":{"message":"cannot schedule new futures after shutdown","code":500}}`, "")
+		},
+		"never answers": func(c *fakeConn) { c.waitClose() },
+		"headers only":  func(c *fakeConn) { c.sseHead(); c.waitClose() },
+		"headers, then reset": func(c *fakeConn) {
+			c.sseHead()
+			c.chunk(": ping\n\n")
+			c.chunk(frameRole)
+			time.Sleep(10 * time.Millisecond)
+			c.rst()
+		},
+		"only DONE": func(c *fakeConn) { c.sseHead(); c.chunk(frameDone); c.end() },
+		"abort at once": func(c *fakeConn) {
+			c.sseHead()
+			c.chunk(frameRole + strings.Replace(frameFin, `"stop"`, `"abort"`, 1))
+			c.chunk(frameDone)
+			c.end()
+		},
+		"error event first": func(c *fakeConn) {
+			c.sseHead()
+			c.chunk(`data: {"error": {"message": "x", "code": 500}}` + "\n\n")
+			c.chunk(frameDone)
+			c.end()
+		},
+		"garbage": func(c *fakeConn) { c.send("\x16\x03\x01\x02garbage\r\n\r\n"); c.fin() },
+		"huge head": func(c *fakeConn) {
+			c.send("HTTP/1.1 200 OK\r\nX: " + strings.Repeat("y", 40000) + "\r\n\r\n")
+			c.waitClose()
+		},
+		"two framings": func(c *fakeConn) {
+			c.send("HTTP/1.1 200 OK\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n")
+			c.waitClose()
+		},
+		"body cut": func(c *fakeConn) {
+			c.send("HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 5000\r\n\r\n" + answerOK[:50])
+			c.fin()
+		},
+		"not JSON": func(c *fakeConn) { c.json(200, "{not json", "") },
+		"HTML": func(c *fakeConn) {
+			c.send("HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: 6\r\n\r\n<html>")
+		},
 	} {
 		for _, body := range []string{plainBody, sseBody} {
 			kind := "plain"

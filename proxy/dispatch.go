@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"bytes"
 	"encoding/json"
 
 	"github.com/penstock/penstock/fleet"
@@ -21,6 +22,8 @@ func (f *flight) inference() bool {
 const (
 	pathHealth = "/healthz"
 	pathReady  = "/readyz"
+
+	pathService = "service" // any path of an auxiliary service
 )
 
 // classifyPath finds what the path is. Routing, authorisation and forwarding
@@ -37,6 +40,12 @@ func (f *flight) classifyPath() {
 	for _, p := range apiPaths {
 		if string(uri) == p.path {
 			q.path, q.kind = p.path, p.kind
+			return
+		}
+	}
+	for _, s := range f.p.services {
+		if bytes.HasPrefix(uri, s.prefix) {
+			q.path, q.service = pathService, s
 			return
 		}
 	}
@@ -69,6 +78,7 @@ func (f *flight) precheck() *wire.Error {
 	switch {
 	case q.path == "other":
 		return wire.NewError(wire.CodeNotFound, "no such path; see the API's paths in the documentation")
+	case q.service != nil:
 	case q.kind == wire.KindNone || q.kind == wire.KindModels:
 		if q.method != "GET" && q.method != "HEAD" {
 			return methodNotAllowed()
@@ -112,13 +122,35 @@ func (f *flight) dispatch() {
 		f.reply(reply{status: 200, ctype: "application/json", body: f.p.Models()})
 		return
 	}
+	if e := f.takeLimit(); e != nil {
+		f.outcome = outcomeRefused
+		f.fail(e)
+		return
+	}
+	if q.service != nil {
+		f.outcome = outcomeLocal
+		if e := q.service.serve(f); e != nil {
+			f.fail(e)
+		}
+		return
+	}
 	if e := f.body.Scan(q.kind, string(q.ctype), q.body); e != nil {
 		f.outcome = outcomeRefused
 		f.fail(e)
 		return
 	}
-	f.targets = f.p.routes.Load().lookup(f.body.Model)
-	if len(f.targets) == 0 {
+	if e := f.checkStorm(); e != nil {
+		f.outcome = outcomeRefused
+		f.fail(e)
+		return
+	}
+	table := f.p.routes.Load()
+	f.targets = table.lookup(f.body.Model)
+	onLadder := table.byName[f.body.Model]
+	if onLadder != nil && onLadder.ladder == nil {
+		onLadder = nil
+	}
+	if len(f.targets) == 0 && onLadder == nil {
 		f.outcome = outcomeRefused
 		f.fail(errModel(f.body.Model))
 		return
@@ -130,7 +162,28 @@ func (f *flight) dispatch() {
 	} else {
 		f.tenantID = f.p.tenants.idBytes(q.tenant)
 	}
+	if onLadder != nil && !f.beginLadder(onLadder) {
+		return
+	}
 	f.serve()
+}
+
+// takeLimit takes one place of the tenant's limit; end gives it back.
+func (f *flight) takeLimit() *wire.Error {
+	l := f.p.limiter
+	if l == nil {
+		return nil
+	}
+	name := f.tenantName()
+	ok, wait := l.Take(name, f.p.now())
+	if ok {
+		f.limited = true
+		return nil
+	}
+	f.p.metrics.limited.Inc()
+	e := wire.NewError(wire.CodeRateLimited, "tenant %q sends more than it may", name)
+	e.RetryAfter = wait
+	return e
 }
 
 // setClass takes the class that the tenant has, lowered by the header or by

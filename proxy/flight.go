@@ -58,6 +58,8 @@ type flight struct {
 	obs     wire.Observer
 	ticket  admission.Ticket
 	pool    *pool
+	climb   climb
+	limited bool // this flight owes the tenant's limiter a Return
 	targets []target
 	target  *target
 	head    answerHead
@@ -65,6 +67,7 @@ type flight struct {
 	saved   saved
 	want    [1]string              // the model that has to answer
 	watchFn func(data []byte) bool // watch, bound once
+	eachFn  func() bool            // each, bound once
 	phase   atomic.Uint32
 	decided bool // under the pool's mutex: a held ticket has its decision
 	placed  bool // this flight owes the pool a Done
@@ -112,6 +115,8 @@ func (f *flight) begin() {
 	f.wrote, f.closeConn, f.placed, f.decided = false, false, false, false
 	f.lastEv, f.reason, f.errCode = fleet.EvidenceOK, admission.ReasonNone, ""
 	f.usage = wire.Usage{}
+	f.climb = climb{}
+	f.limited = false
 	f.targets, f.target, f.pool = nil, nil, nil
 	f.tenantID, f.deadlineAt, f.hardBy = 0, time.Time{}, time.Time{}
 	f.ticket.Work.Arrived, f.ticket.Work.Excluded = 0, 0

@@ -273,7 +273,8 @@ func (f *flight) descend(reason string) bool {
 	}
 	f.restoreBody()
 	for i := c.at + 1; i < len(c.rungs); i++ {
-		if f.takeRung(i, reason) {
+		if p := f.print(); f.takeRung(i, reason) {
+			f.noteStorm(p)
 			return true
 		}
 	}

@@ -23,17 +23,20 @@ type clientConn struct {
 	id       uint64
 	raw      syscall.RawConn // nil when the system or TLS gives none
 	readable func(fd uintptr) bool
+	writable func(fd uintptr) bool
 
 	gone   atomic.Bool // sticky: the client has left, or will send no more
 	flight flight      // the request being served; reused for the next
 
-	in      *buffer // bytes read ahead for fasthttp; nil when none
-	readN   int
-	readErr error
-	got     bool   // a byte was ever read
-	bareLF  bool   // the request line ended without CR
-	ip      string // peer's address without port
-	linger  bool   // drain what still comes before closing, so that the answer arrives
+	in       *buffer // bytes read ahead for fasthttp; nil when none
+	readN    int
+	readErr  error
+	out      []byte // what send still has to write
+	writeErr error
+	got      bool   // a byte was ever read
+	bareLF   bool   // the request line ended without CR
+	ip       string // peer's address without port
+	linger   bool   // drain what still comes before closing, so that the answer arrives
 
 	writeBy time.Time // write deadline armed
 	closed  atomic.Bool
@@ -65,7 +68,7 @@ func (p *Proxy) wrap(c net.Conn) *clientConn {
 	cc := &clientConn{Conn: c, p: p, id: p.connID.Add(1)}
 	f := &cc.flight
 	f.conn, f.p, f.wake = cc, p, make(chan struct{}, 1)
-	f.watchFn = f.watch
+	f.watchFn, f.eachFn = f.watch, f.each
 	f.body.Resolve = p.resolveFn
 	p.connMu.Lock()
 	p.conns[cc] = struct{}{}
@@ -80,6 +83,20 @@ func (p *Proxy) wrap(c net.Conn) *clientConn {
 	}
 	if p.opt.TLS != nil {
 		cc.Conn = tls.Server(c, p.opt.TLS)
+	}
+	cc.writable = func(fd uintptr) bool {
+		for len(cc.out) > 0 {
+			n, err := writeFD(fd, cc.out)
+			if err == errAgain {
+				return false
+			}
+			if err != nil {
+				cc.writeErr = err
+				return true
+			}
+			cc.out = cc.out[n:]
+		}
+		return true
 	}
 	cc.readable = func(fd uintptr) bool {
 		b := getBuffer(false)
@@ -99,6 +116,14 @@ func (p *Proxy) wrap(c net.Conn) *clientConn {
 	}
 	return cc
 }
+
+// leaver is what the watcher watches.
+type leaver interface {
+	watchID() uint64
+	left()
+}
+
+func (c *clientConn) watchID() uint64 { return c.id }
 
 // left is called by the watcher. Order matters: gone first, then the flight;
 // the handler begins its flight first and looks at gone then.
@@ -161,8 +186,17 @@ func (c *clientConn) Write(p []byte) (int, error) { return len(p), nil }
 // chunk costs more than the write's own bookkeeping.
 func (c *clientConn) send(p []byte) error {
 	c.armWrite()
-	_, err := c.Conn.Write(p)
-	return err
+	if c.raw == nil {
+		_, err := c.Conn.Write(p)
+		return err
+	}
+	c.out, c.writeErr = p, nil
+	err := c.raw.Write(c.writable)
+	c.out = nil
+	if err != nil {
+		return err
+	}
+	return c.writeErr
 }
 
 // sendv is send for several pieces, in one writev where possible.

@@ -43,6 +43,8 @@ type proxyMetrics struct {
 	outcomes  [outcomeCount]*metrics.Counter
 	failovers [fleet.EvidenceCount]*metrics.Counter
 	sheds     [admission.ReasonCount]*metrics.Counter
+	limited   *metrics.Counter
+	storms    *metrics.Counter
 	cancels   [phaseCount]*metrics.Counter
 	estimated *metrics.Counter
 	wasted    [fleet.EvidenceCount]*metrics.Counter
@@ -69,6 +71,8 @@ func newProxyMetrics(reg *telemetry.Registry, p *Proxy) *proxyMetrics {
 		m.failovers[e] = reg.Counter(telemetry.Failovers, fleet.Evidence(e).String())
 		m.wasted[e] = reg.Counter(telemetry.TokensWasted, fleet.Evidence(e).String())
 	}
+	m.limited = reg.Counter(telemetry.RateLimited)
+	m.storms = reg.Counter(telemetry.RetryStorms)
 	for r := range m.sheds {
 		m.sheds[r] = reg.Counter(telemetry.Sheds, admission.Reason(r).String())
 	}

@@ -64,6 +64,9 @@ type route struct {
 	name  string
 	pools []target
 	info  ModelInfo
+
+	ladder *ladderRoute // nil = none declared
+	rungs  []rung
 }
 
 // target is a pool that serves a route, and under which name there.
@@ -86,6 +89,7 @@ func (p *Proxy) reroute() {
 	for _, pl := range p.pools {
 		p.routePool(t, pl)
 	}
+	p.routeLadders(t)
 	t.list = t.render()
 	p.routes.Store(t)
 }

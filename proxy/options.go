@@ -16,6 +16,7 @@ import (
 	"github.com/penstock/penstock/admission"
 	"github.com/penstock/penstock/fleet"
 	"github.com/penstock/penstock/telemetry"
+	"github.com/penstock/penstock/tenant"
 	"github.com/penstock/penstock/wire"
 )
 
@@ -57,6 +58,7 @@ type Options struct {
 	Now func() float64
 
 	Pools   []PoolOptions
+	Routes  []RouteOptions // ladders, by model name; see package ladder
 	Classes []ClassOptions // first is most important; nil = one class "standard", deadline 5m
 
 	TenantHeader  string // the header with the tenant's sandbox, echoed on every answer; "" = X-Sandbox-ID
@@ -112,6 +114,12 @@ type Options struct {
 	// Attempts is the most attempts of one request that may reach a replica.
 	// 0 = 2. Refused connections do not count, as nothing was sent.
 	Attempts int
+
+	Services []ServiceOptions  // auxiliary services, by path prefix
+	Limits   tenant.Limits     // each tenant's; the zero value is no limit
+	Tracer   *telemetry.Tracer // nil = spans are not sent
+
+	CacheBytes int // answers held for cached tiers; 0 = 64 MiB
 
 	TLS *tls.Config // nil = plain HTTP. ALPN should be http/1.1 only.
 

@@ -49,6 +49,7 @@ func (f *flight) refuse(d admission.Decision, last result) {
 		return
 	}
 	f.outcome = outcomeShed
+	f.noteStorm(f.print())
 	var e *wire.Error
 	switch d.Reason {
 	case admission.ReasonDeadline:
@@ -60,6 +61,10 @@ func (f *flight) refuse(d admission.Decision, last result) {
 	case admission.ReasonNotPermitted:
 		e = wire.NewError(wire.CodeNoPermittedReplica, "no live replica may serve this request")
 	case admission.ReasonNoReplica:
+		if f.climb.lr != nil && f.climb.lr.opt.Regions != 0 {
+			e = wire.NewError(wire.CodeNoPermittedReplica, "no replica lives in a region that this route permits")
+			break
+		}
 		e = wire.NewError(wire.CodeCapacityExhausted, "no replica of this model is available now")
 	default:
 		e = wire.NewError(wire.CodeCapacityExhausted, "all replicas of this model are busy")
@@ -125,6 +130,9 @@ func (f *flight) account() {
 	now := p.now()
 	if f.outcome == outcomeFinished && f.replica != nil && f.status < 400 {
 		f.accountAnswer(now)
+	}
+	if p.opt.Tracer != nil && f.req.kind != wire.KindNone {
+		f.span(status)
 	}
 	if p.log != nil && f.req.kind != wire.KindNone {
 		f.logLine(status, now)

@@ -98,6 +98,8 @@ func appendChunk(dst, data []byte) []byte {
 // stream costs no allocation.
 type streamer struct {
 	body      bodyReader
+	u         *upConn // of each
+	err       error   // of each
 	head      *answerHead
 	mode      outMode
 	committed bool
@@ -132,47 +134,69 @@ func (f *flight) stream(u *upConn, h *answerHead) result {
 		putScratch(s.out)
 		s.out = nil
 	}()
-	for {
-		err := f.step(u)
-		switch {
-		case err == nil && !s.stop:
-			continue
-		case s.stop:
-			return f.breakOff(s.evidence)
-		case err == io.EOF:
-			return f.endStream()
-		case err == errClient:
-			return result{kind: cancelled}
-		}
-		if f.why() != causeNone {
-			return f.cutShort()
-		}
-		f.obs.Cut()
-		f.countViolation()
-		return f.breakOff(f.evidenceOf(err, s.committed))
+	err := f.relay(u)
+	switch {
+	case s.stop:
+		return f.breakOff(s.evidence)
+	case err == io.EOF:
+		return f.endStream()
+	case err == errClient:
+		return result{kind: cancelled}
+	case f.why() != causeNone:
+		return f.cutShort()
 	}
+	f.obs.Cut()
+	f.countViolation()
+	return f.breakOff(f.evidenceOf(err, s.committed))
+}
+
+// relay passes on what comes until the stream ends (io.EOF), is to be stopped
+// (nil), or fails.
+func (f *flight) relay(u *upConn) error {
+	s := &f.str
+	if s.body.framing == framingChunked && u.raw != nil && edgeHup {
+		s.u, s.err = u, nil
+		if err := u.pump(f, f.eachFn); err != nil {
+			return cutEOF(err)
+		}
+		return s.err
+	}
+	for {
+		var err error
+		if s.body.framing != framingChunked {
+			err = f.stepPlain()
+		} else if err = cutEOF(u.fill()); err == nil {
+			err = f.step(u)
+		}
+		if err != nil || s.stop {
+			return err
+		}
+	}
+}
+
+// each is pump's call.
+func (f *flight) each() bool {
+	s := &f.str
+	s.err = f.step(s.u)
+	return s.err == nil && !s.stop
+}
+
+// cutEOF: the end of the connection inside chunked framing is a cut.
+func cutEOF(err error) error {
+	if err == io.EOF {
+		return io.ErrUnexpectedEOF
+	}
+	return err
 }
 
 // errClient says that the client could not be written to.
 var errClient = errors.New("client gone")
 
-// step reads once and passes on what came, in one write.
+// step passes on the window of a chunked body, in one write. It returns
+// io.EOF at the end that the framing says.
 func (f *flight) step(u *upConn) error {
 	s := &f.str
 	b := &s.body
-	if b.framing != framingChunked {
-		return f.stepPlain()
-	}
-	if b.dc.ended() {
-		b.clean = true
-		return io.EOF
-	}
-	if err := u.fill(); err != nil {
-		if err == io.EOF {
-			err = io.ErrUnexpectedEOF
-		}
-		return err
-	}
 	w := u.in.unread()
 	n, ok := b.dc.whole(w, f.watchFn)
 	u.in.r += n
@@ -309,6 +333,7 @@ func (f *flight) commit(tail []byte) error {
 	s := &f.str
 	s.committed, f.wrote = true, true
 	f.firstAt = f.p.now()
+	f.judge(false)
 	f.phase.Store(uint32(phaseStreaming))
 	f.status = s.head.status
 	head := getScratch()

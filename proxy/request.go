@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"bytes"
+	"encoding/hex"
 	"math/rand/v2"
 	"strconv"
 	"time"
@@ -21,6 +22,7 @@ type request struct {
 	method  string // a constant; "" for one that the API does not know
 	uri     []byte // as it came, with query
 	id      []byte
+	parent  [8]byte  // the client's span; zero = none came
 	trace   [55]byte // traceparent with the router's own span
 	tenant  []byte   // value of the tenant header, "" when it had none
 	headers []byte   // header lines that go on to a replica
@@ -30,7 +32,8 @@ type request struct {
 	authorization []byte
 	apiKey        []byte
 
-	body     []byte // owned; see takeBody
+	service  *service // the auxiliary service that the path is of
+	body     []byte   // owned; see takeBody
 	http10   bool
 	head     bool
 	identity Identity
@@ -226,6 +229,7 @@ var headerTraceparent = []byte("traceparent")
 func (f *flight) trace(value []byte) {
 	t := f.req.trace[:0]
 	if validTrace(value) {
+		_, _ = hex.Decode(f.req.parent[:], value[36:52])
 		t = append(t, value[:36]...) // version, trace id and their dashes
 		t = append(appendHex(t, rand.Uint64()|1), value[52:55]...)
 		return

@@ -15,8 +15,11 @@ import (
 	"github.com/valyala/fasthttp"
 	"go.uber.org/zap"
 
+	"github.com/penstock/penstock/admission"
 	"github.com/penstock/penstock/fleet"
+	"github.com/penstock/penstock/ladder"
 	"github.com/penstock/penstock/telemetry"
+	"github.com/penstock/penstock/tenant"
 	"github.com/penstock/penstock/wire"
 )
 
@@ -30,13 +33,18 @@ type Proxy struct {
 	watch   *watcher
 	metrics *proxyMetrics
 
-	pools   []*pool
-	repMu   sync.Mutex // over byID and the making of routes
-	byID    map[fleet.ID]*replica
-	routes  atomic.Pointer[routes]
-	models  interner
-	tenants interner
-	classes map[string]int
+	pools    []*pool
+	ladders  []*ladderRoute
+	services []*service
+	storms   storms
+	limiter  *tenant.Limiter // nil = no limits
+	cache    *ladder.Cache   // nil when no route has a cached tier
+	repMu    sync.Mutex      // over byID and the making of routes
+	byID     map[fleet.ID]*replica
+	routes   atomic.Pointer[routes]
+	models   interner
+	tenants  interner
+	classes  map[string]int
 
 	requestHeader, tenantHeader       []byte
 	requestHeaderLow, tenantHeaderLow string
@@ -78,6 +86,7 @@ func (o *Options) defaults() {
 	orInt(&o.BufferAnswer, 1<<20)
 	orInt(&o.UpstreamIdleMax, 256)
 	orInt(&o.Attempts, 2)
+	orInt(&o.CacheBytes, 64<<20)
 	orInt(&o.DecisionLog, 256)
 	orDuration(&o.HeaderTimeout, 10*time.Second)
 	orDuration(&o.BodyTimeout, time.Minute)
@@ -148,6 +157,18 @@ func New(o Options) (*Proxy, error) {
 		}
 		p.pools = append(p.pools, newPool(p, po))
 	}
+	p.storms.guard = admission.NewStormGuard(admission.StormConfig{Window: stormWindow})
+	p.addLadders()
+	for _, so := range o.Services {
+		s, err := newService(so, p.reg, o.MaxBody)
+		if err != nil {
+			return nil, err
+		}
+		p.services = append(p.services, s)
+	}
+	if o.Limits != (tenant.Limits{}) {
+		p.limiter = tenant.NewLimiter(o.Limits)
+	}
 	p.reroute()
 	w, err := newWatcher()
 	if err != nil {
@@ -157,6 +178,10 @@ func New(o Options) (*Proxy, error) {
 	p.srv = p.server()
 	p.stopped.Add(1)
 	go p.sweep()
+	for _, lr := range p.ladders {
+		p.stopped.Add(1)
+		go p.canaries(lr)
+	}
 	return p, nil
 }
 
@@ -347,6 +372,10 @@ func (f *flight) rescue() {
 // end closes the request's books, whatever became of it.
 func (f *flight) end(ctx *fasthttp.RequestCtx) {
 	f.finish()
+	if f.limited {
+		f.limited = false
+		f.p.limiter.Return(f.tenantName())
+	}
 	f.account()
 	f.p.inFlight.Add(-1)
 	// fasthttp's own answer is dropped by clientConn.Write: keep it small.

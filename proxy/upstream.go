@@ -10,6 +10,7 @@ import (
 	"net"
 	"os"
 	"strconv"
+	"sync/atomic"
 	"syscall"
 	"time"
 )
@@ -22,23 +23,36 @@ type upConn struct {
 	readable func(fd uintptr) bool
 	peek     func(fd uintptr)
 
-	in      *buffer // unread bytes; nil while none are there
-	large   bool    // the last read filled its buffer: take a larger one
-	readN   int
-	readErr error
-	isQuiet bool
+	in       *buffer // unread bytes; nil while none are there
+	large    bool    // the last read filled its buffer: take a larger one
+	out      []byte  // what write still has to send
+	writeErr error
+	writable func(fd uintptr) bool
+	readN    int
+	readErr  error
+	isQuiet  bool
 
+	// What pump needs.
+	each    func() bool
+	pumpFn  func(fd uintptr) bool
+	pumping atomic.Bool
+	hup     atomic.Bool // the peer has closed its side; set by the watcher
+	hupSeen bool
+
+	r      *replica
+	id     uint64
 	reused bool
 	idleAt time.Time // when it was put into the pool
 	vec    [4][]byte
 	bufs   net.Buffers
 }
 
-func newUpConn(c net.Conn) *upConn {
-	u := &upConn{c: c}
+func newUpConn(c net.Conn, r *replica) *upConn {
+	u := &upConn{c: c, r: r, id: r.pool.p.connID.Add(1)}
 	if sc, ok := c.(syscall.Conn); ok {
 		if raw, err := sc.SyscallConn(); err == nil {
 			u.raw = raw
+			r.pool.p.watch.add(raw, u)
 		}
 	}
 	u.readable = func(fd uintptr) bool {
@@ -55,6 +69,21 @@ func newUpConn(c net.Conn) *upConn {
 			putBuffer(b)
 		}
 		u.readN, u.readErr = n, err
+		return true
+	}
+	u.pumpFn = u.pumpStep
+	u.writable = func(fd uintptr) bool {
+		for len(u.out) > 0 {
+			n, err := writeFD(fd, u.out)
+			if err == errAgain {
+				return false
+			}
+			if err != nil {
+				u.writeErr = err
+				return true
+			}
+			u.out = u.out[n:]
+		}
 		return true
 	}
 	u.peek = func(fd uintptr) { u.isQuiet = quiet(fd) }
@@ -141,6 +170,7 @@ func (u *upConn) more(limit int) error {
 func (u *upConn) close() {
 	putBuffer(u.in)
 	u.in = nil
+	u.r.pool.p.watch.remove(u)
 	_ = u.c.Close()
 }
 
@@ -155,8 +185,17 @@ func (u *upConn) write(head []byte, pieces ...[]byte) error {
 		}
 	}
 	if len(u.bufs) == 1 {
-		_, err := u.c.Write(head)
-		return err
+		if u.raw == nil {
+			_, err := u.c.Write(head)
+			return err
+		}
+		u.out, u.writeErr = head, nil
+		err := u.raw.Write(u.writable)
+		u.out = nil
+		if err != nil {
+			return err
+		}
+		return u.writeErr
 	}
 	_, err := u.bufs.WriteTo(u.c)
 	u.vec = [4][]byte{}
@@ -187,7 +226,7 @@ func (r *replica) dial(f *flight, by time.Time) (*upConn, error) {
 		}
 		c = tc
 	}
-	return newUpConn(c), nil
+	return newUpConn(c, r), nil
 }
 
 // requestHead renders the head of the request for replica r.

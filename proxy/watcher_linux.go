@@ -14,7 +14,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// watcher tells when clients leave. Each connection is registered once, edge
+// edgeHup: the watcher tells of a peer's end at once, which pump relies on.
+const edgeHup = true
+
+// watcher tells when peers leave: clients, and replicas. Each connection is registered once, edge
 // triggered, for RDHUP only: it costs nothing until the peer closes or shuts
 // down its write side. A client that only shuts down its write side is
 // treated as gone, too: the two cannot be told apart before a write fails.
@@ -25,7 +28,7 @@ type watcher struct {
 	ep   *os.File // non-blocking, so that Go's own poller waits for it: no thread is blocked
 	epfd int
 	mu   sync.Mutex
-	m    map[uint64]*clientConn
+	m    map[uint64]leaver
 	done chan struct{}
 }
 
@@ -37,7 +40,7 @@ func newWatcher() (*watcher, error) {
 	if err := unix.SetNonblock(fd, true); err != nil {
 		return nil, fmt.Errorf("disconnect watcher: %w", err)
 	}
-	w := &watcher{ep: os.NewFile(uintptr(fd), "epoll"), epfd: fd, m: make(map[uint64]*clientConn), done: make(chan struct{})}
+	w := &watcher{ep: os.NewFile(uintptr(fd), "epoll"), epfd: fd, m: make(map[uint64]leaver), done: make(chan struct{})}
 	raw, err := w.ep.SyscallConn()
 	if err != nil {
 		return nil, fmt.Errorf("disconnect watcher: %w", err)
@@ -46,27 +49,28 @@ func newWatcher() (*watcher, error) {
 	return w, nil
 }
 
-func (w *watcher) add(raw syscall.RawConn, c *clientConn) {
+func (w *watcher) add(raw syscall.RawConn, c leaver) {
+	id := c.watchID()
 	w.mu.Lock()
-	w.m[c.id] = c
+	w.m[id] = c
 	w.mu.Unlock()
 	_ = raw.Control(func(fd uintptr) {
-		ev := unix.EpollEvent{Events: unix.EPOLLRDHUP | uint32(unix.EPOLLET&0xffffffff), Fd: int32(uint32(c.id)), Pad: int32(uint32(c.id >> 32))}
+		ev := unix.EpollEvent{Events: unix.EPOLLRDHUP | uint32(unix.EPOLLET&0xffffffff), Fd: int32(uint32(id)), Pad: int32(uint32(id >> 32))}
 		_ = unix.EpollCtl(w.epfd, unix.EPOLL_CTL_ADD, int(fd), &ev)
 	})
 }
 
 // remove forgets c. Closing the fd takes it out of the epoll set.
-func (w *watcher) remove(c *clientConn) {
+func (w *watcher) remove(c leaver) {
 	w.mu.Lock()
-	delete(w.m, c.id)
+	delete(w.m, c.watchID())
 	w.mu.Unlock()
 }
 
 func (w *watcher) run(raw syscall.RawConn) {
 	defer close(w.done)
 	events := make([]unix.EpollEvent, 128)
-	var left []*clientConn
+	var left []leaver
 	_ = raw.Read(func(fd uintptr) bool {
 		for {
 			n, err := unix.EpollWait(int(fd), events, 0)
@@ -101,17 +105,37 @@ func (w *watcher) close() {
 }
 
 // readFD is read(2) on a non-blocking fd; n = 0 without an error is the end.
+//
+// The raw system call is meant: a read or write of a non-blocking socket does
+// not wait, and telling the scheduler of each lets it take the processor away
+// from calls that are a little slow, which costs more than it brings.
 func readFD(fd uintptr, p []byte) (int, error) {
 	for {
-		n, err := syscall.Read(int(fd), p)
-		switch err {
-		case nil:
-			return n, nil
+		n, _, errno := syscall.RawSyscall(syscall.SYS_READ, fd, uintptr(unsafe.Pointer(unsafe.SliceData(p))), uintptr(len(p)))
+		switch errno {
+		case 0:
+			return int(n), nil
 		case syscall.EINTR:
 		case syscall.EAGAIN:
 			return 0, errAgain
 		default:
-			return 0, os.NewSyscallError("read", err)
+			return 0, os.NewSyscallError("read", errno)
+		}
+	}
+}
+
+// writeFD is write(2) on a non-blocking fd; see readFD.
+func writeFD(fd uintptr, p []byte) (int, error) {
+	for {
+		n, _, errno := syscall.RawSyscall(syscall.SYS_WRITE, fd, uintptr(unsafe.Pointer(unsafe.SliceData(p))), uintptr(len(p)))
+		switch errno {
+		case 0:
+			return int(n), nil
+		case syscall.EINTR:
+		case syscall.EAGAIN:
+			return 0, errAgain
+		default:
+			return 0, os.NewSyscallError("write", errno)
 		}
 	}
 }

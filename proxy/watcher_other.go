@@ -9,6 +9,8 @@ import (
 	"time"
 )
 
+const edgeHup = false
+
 // watcher without epoll: a goroutine polls the connections that serve a
 // request with a peeking read every pollEvery. Slower to notice than on
 // Linux, and blind behind pipelined bytes; good enough to develop on.
@@ -19,7 +21,7 @@ type watcher struct {
 }
 
 type watched struct {
-	c   *clientConn
+	c   leaver
 	raw syscall.RawConn
 }
 
@@ -38,12 +40,12 @@ func (w *watcher) do(f func(map[uint64]watched)) {
 	}
 }
 
-func (w *watcher) add(raw syscall.RawConn, c *clientConn) {
-	w.do(func(m map[uint64]watched) { m[c.id] = watched{c, raw} })
+func (w *watcher) add(raw syscall.RawConn, c leaver) {
+	w.do(func(m map[uint64]watched) { m[c.watchID()] = watched{c, raw} })
 }
 
-func (w *watcher) remove(c *clientConn) {
-	w.do(func(m map[uint64]watched) { delete(m, c.id) })
+func (w *watcher) remove(c leaver) {
+	w.do(func(m map[uint64]watched) { delete(m, c.watchID()) })
 }
 
 func (w *watcher) run() {
@@ -85,6 +87,17 @@ func readFD(fd uintptr, p []byte) (int, error) {
 	}
 	if err != nil {
 		return 0, os.NewSyscallError("read", err)
+	}
+	return n, nil
+}
+
+func writeFD(fd uintptr, p []byte) (int, error) {
+	n, err := syscall.Write(int(fd), p)
+	if err == syscall.EAGAIN || err == syscall.EINTR {
+		return max(n, 0), errAgain
+	}
+	if err != nil {
+		return 0, os.NewSyscallError("write", err)
 	}
 	return n, nil
 }

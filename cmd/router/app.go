@@ -69,6 +69,9 @@ func newApp(src config.Source, cfg *config.Config, log *zap.Logger, level zap.At
 		o.TLS = &tls.Config{MinVersion: tls.VersionTLS12, NextProtos: []string{"http/1.1"},
 			GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return a.cert.Load(), nil }}
 	}
+	if err := a.beside(cfg, &o); err != nil {
+		return nil, err
+	}
 	p, err := proxy.New(o)
 	if err != nil {
 		return nil, err

@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"strings"
+	"time"
 
 	"github.com/penstock/penstock/bench/model"
 	"github.com/penstock/penstock/config"
@@ -132,6 +133,12 @@ func check(_ context.Context, args []string, stdout, stderr io.Writer) int {
 	for _, w := range cfg.Warnings {
 		fmt.Fprintln(stderr, "warning:", w)
 	}
+	if bad := untested(cfg, time.Now()); len(bad) > 0 {
+		for _, b := range bad {
+			fmt.Fprintf(stderr, "%s: %s\n", fs.Arg(0), b)
+		}
+		return 1
+	}
 	n := 0
 	for i := range cfg.Pools {
 		n += len(cfg.Pools[i].Replicas.Static)
@@ -152,6 +159,12 @@ func load(src config.Source) (*config.Config, error) {
 		ac.Defaults()
 		if err := ac.Validate(); err != nil {
 			errs = append(errs, config.Problem{Source: cfg.File, Key: fmt.Sprintf("pools[%d]", i), Msg: err.Error()})
+		}
+	}
+	labels := newLabels(cfg)
+	for i := range cfg.Routes {
+		if _, err := routeOptions(cfg, &cfg.Routes[i], labels); err != nil {
+			errs = append(errs, config.Problem{Source: cfg.File, Key: fmt.Sprintf("routes[%d]", i), Msg: err.Error()})
 		}
 	}
 	if errs != nil {

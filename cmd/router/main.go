@@ -34,6 +34,7 @@ func commands() []command {
 		{"drill", "failure drills on a real router process; see penstock drill list", drill.Main},
 		{"demo", "the router, three emulated replicas and light traffic, all on the loopback", demo},
 		{"bench", "emulated replica, load, simulator and comparisons; see penstock bench", func(_ context.Context, args []string, out, err io.Writer) int { return bench.Main(args, out, err) }},
+		{"validate-fallbacks", "try every fallback tier and record which ones passed", validateFallbacks},
 		{"version", "version, Go version, policies and profiles", showVersion},
 		{"docs", "write the generated pages of docs/", docs},
 	}
@@ -73,7 +74,7 @@ usage: penstock COMMAND [flags]
 
 `)
 	for _, c := range commands() {
-		fmt.Fprintf(w, "  %-10s %s\n", c.name, c.summary)
+		fmt.Fprintf(w, "  %-19s %s\n", c.name, c.summary)
 	}
 	fmt.Fprint(w, `
 Examples:

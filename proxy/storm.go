@@ -1,0 +1,57 @@
+package proxy
+
+import (
+	"math"
+	"sync"
+	"sync/atomic"
+
+	"github.com/penstock/penstock/admission"
+	"github.com/penstock/penstock/wire"
+)
+
+// storms refuses requests that are repeated over and over after a degraded or
+// shed answer. While nobody was answered so lately it costs one load.
+type storms struct {
+	mu    sync.Mutex
+	guard *admission.StormGuard
+	until atomic.Uint64 // bits of when the last entry is too old to matter
+}
+
+// stormWindow is the guard's window, seconds (contract.md).
+const stormWindow = 10
+
+// print names the request: one tenant, one address, the very same body.
+func (f *flight) print() uint64 {
+	return wire.BodyHash(f.req.kind, f.tenantName()+"\x00"+f.conn.remoteIP(), f.req.body)
+}
+
+// checkStorm refuses a request that is repeated too often.
+func (f *flight) checkStorm() *wire.Error {
+	st := &f.p.storms
+	now := f.p.now()
+	if math.Float64frombits(st.until.Load()) < now {
+		return nil
+	}
+	p := f.print()
+	st.mu.Lock()
+	ok, wait := st.guard.Repeat(now, p)
+	st.mu.Unlock()
+	if ok {
+		return nil
+	}
+	f.p.metrics.storms.Inc()
+	e := wire.NewError(wire.CodeRetryStorm, "the same request came more than twice within %d s of an answer that said when to return", stormWindow)
+	e.RetryAfter = max(wait, 1)
+	return e
+}
+
+// noteStorm notes that the request of that print was shed, or answered below
+// its first tier.
+func (f *flight) noteStorm(p uint64) {
+	st := &f.p.storms
+	now := f.p.now()
+	st.mu.Lock()
+	st.guard.Answered(now, p)
+	st.mu.Unlock()
+	st.until.Store(math.Float64bits(now + stormWindow))
+}
