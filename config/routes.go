@@ -12,20 +12,11 @@ func (v *validator) routes() {
 	pools := map[string]*Pool{}
 	names := []string{}
 	regions := map[string]bool{}
-	known := map[string]bool{}
-	asked := false // some pool's models are asked from its replicas
 	for i := range c.Pools {
 		p := &c.Pools[i]
 		pools[p.Name] = p
 		names = append(names, p.Name)
 		regions[p.Labels["region"]] = true
-		asked = asked || len(p.Models) == 0
-		for _, m := range p.Models {
-			known[m] = true
-		}
-		for _, a := range p.Aliases {
-			known[a.Name] = true
-		}
 	}
 	seen := map[string]int{}
 	permitted := map[string]bool{}
@@ -44,8 +35,6 @@ func (v *validator) routes() {
 			v.fail(key+".model", "is required")
 		case seen[r.Model] > 0:
 			v.fail(key+".model", "%q has a route already, routes[%d]", r.Model, seen[r.Model]-1)
-		case !known[r.Model] && !asked:
-			v.fail(key+".model", "no pool has a model or alias %q", r.Model)
 		}
 		seen[r.Model] = i + 1
 		if r.Budget < time.Millisecond || r.Budget > time.Hour {
@@ -98,7 +87,7 @@ func (v *validator) tier(r *Route, j int, key string, pools map[string]*Pool, na
 		if p := pools[t.Pool]; p == nil {
 			v.oneOf(key+".pool", t.Pool, names)
 		} else if len(r.Regions) > 0 && p.Labels["region"] != "" && !slices.Contains(r.Regions, p.Labels["region"]) {
-			v.fail(key+".pool", "pool %q is in region %s, which the route does not permit", t.Pool, p.Labels["region"])
+			v.warn("%s.pool: pool %q is in region %s, which the route does not permit: the tier is never used", key, t.Pool, p.Labels["region"])
 		}
 		v.domain(r, j, key, pools)
 		for k := range j {
@@ -124,6 +113,8 @@ func (v *validator) tier(r *Route, j int, key string, pools map[string]*Pool, na
 		}
 	case t.Static != nil && t.Static.File == "":
 		v.fail(key+".static.file", "is required")
+	case t.Static != nil:
+		t.Static.File = v.c.Path(t.Static.File)
 	}
 	if t.Model != "" && t.Pool == "" {
 		v.fail(key+".model", "belongs to a pool tier")
@@ -135,6 +126,7 @@ func (v *validator) tier(r *Route, j int, key string, pools map[string]*Pool, na
 		if t.Validate.Prompts == "" {
 			v.fail(key+".validate.prompts", "is required")
 		}
+		t.Validate.Prompts = v.c.Path(t.Validate.Prompts)
 		if t.Validate.Every <= 0 || t.Validate.Every > 24*time.Hour {
 			v.fail(key+".validate.every", "%s is not over 0s and at most 24h, after which the tier is not used", t.Validate.Every)
 		}

@@ -76,6 +76,7 @@ func (v *validator) all() {
 	v.oneOf("log.format", c.Log.Format, []string{"json", "console"})
 	v.peers()
 	v.tls()
+	c.StateDir = c.Path(c.StateDir)
 }
 
 func (v *validator) peers() {
