@@ -239,17 +239,27 @@ func (p *Pool) limitsOf(now float64, w *fleet.Work) limits {
 }
 
 // aloneSlack is how much later than on an idle replica a prompt may get its
-// first token when the objective cannot be kept at all.
-const aloneSlack = 1.25
+// first token when the objective cannot be kept at all: it goes where it harms
+// the others least, also behind its like, and does not wait for an empty
+// replica, which would spread the harm over all of them.
+const aloneSlack = 8
+
+// A prediction has to keep the objective with this to spare: what is placed at
+// the last moment misses it by the error of the prediction.
+const (
+	marginRatio = 1.15
+	marginFixed = 0.02 // seconds
+)
 
 // over is by how much a prediction misses the limits, seconds of TTFT; ok
 // tells whether the replica takes the request.
 func (l *limits) over(v *fleet.Replica, pr *scorer.Prediction) (over float64, ok bool) {
-	limit := l.ttft
-	if alone := pr.TTFT - pr.Queue - pr.Wait; alone > limit {
-		limit = aloneSlack * alone
+	lost := pr.Alone > l.ttft
+	if lost {
+		over = max(0, pr.TTFT-(aloneSlack*pr.Alone-l.elapsed))
+	} else {
+		over = max(0, marginRatio*pr.TTFT+marginFixed-(l.ttft-l.elapsed))
 	}
-	over = max(0, pr.TTFT-(limit-l.elapsed))
 	requests := v.Own.Requests + v.Peers.Requests + v.Other.Requests
 	switch {
 	case requests == 0:
@@ -258,7 +268,7 @@ func (l *limits) over(v *fleet.Replica, pr *scorer.Prediction) (over float64, ok
 		// Nothing is known of it yet: a guess must not keep traffic from it.
 		return 0, requests < 2*v.Profile.MaxSeqs
 	}
-	return over, over == 0 && pr.KVOver == 0 && pr.ITL <= l.itl
+	return over, over == 0 && (lost || pr.KVOver == 0 && pr.ITL <= l.itl)
 }
 
 // choose picks among the candidates those that take the request now; -1 when
@@ -376,7 +386,7 @@ func (p *Pool) place(now float64, t *Ticket, i int) tryResult {
 	var pr scorer.Prediction
 	scorer.Predict(now, v, &t.Work, p.hits[i], &p.ctx.Par, &pr)
 	t.Decision = Decision{Verdict: Placed, Replica: v.ID, TTFT: pr.TTFT, ITL: pr.ITL, Own: pr.Own, Harm: pr.Harm, Hit: p.hits[i]}
-	work := pr.Queue + pr.Prefill
+	work := max(pr.Queue, v.Profile.Front(t.Work.Prompt)) + pr.Prefill
 	t.plain = work/v.ScalePrefill + (pr.TTFT-v.Offset-work-pr.Wait)/v.ScaleDecode + plainFloor
 	p.charge(now, t, p.reps[i], &pr)
 	return tryPlaced

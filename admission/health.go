@@ -27,10 +27,11 @@ func (p *Pool) tick(now float64) {
 		if !r.drained && !r.gone && v.Health.Tick(now, &p.cfg.Health) {
 			p.dirty = true
 		}
+		p.prefillBusy(now, r, v, 0)
 		if v.Other.Requests > 0 && now-v.Sample.At > otherLife {
 			v.Other = fleet.Load{}
 		}
-		if r.head != nil && now >= r.nextWatch {
+		if !r.idle() && now >= r.nextWatch {
 			r.nextWatch = now + watchGrain
 			p.watch(now, r, v)
 		}
@@ -40,19 +41,21 @@ func (p *Pool) tick(now float64) {
 // watch looks at a replica with work outstanding: whole answers whose prefill
 // must be over, and hangs.
 func (p *Pool) watch(now float64, r *replica, v *fleet.Replica) {
-	slowest, patience := 0.0, 0.0
-	for t := r.head; t != nil; t = t.next {
-		if t.phase != phasePlaced {
-			continue
-		}
-		if t.Work.Whole {
+	slow, patience := 0.0, 0.0
+	for t := r.pend.head; t != nil; {
+		next := t.next
+		switch age := now - t.placedAt; {
+		case t.Work.Whole:
 			if now >= t.due {
 				p.started(now, t)
 			}
-			continue
+		default:
+			if age > 1 {
+				slow = max(slow, age/t.plain)
+			}
+			patience = max(patience, t.ttft)
 		}
-		slowest = max(slowest, (now-t.placedAt)/max(t.plain, 0.05))
-		patience = max(patience, t.ttft)
+		t = next
 	}
 	if v.Health.State == fleet.StateEjected || v.Health.State == fleet.StateDraining {
 		return
@@ -61,8 +64,8 @@ func (p *Pool) watch(now float64, r *replica, v *fleet.Replica) {
 		p.take(now, r, v, fleet.EvidenceStalled, 0)
 		return
 	}
-	if slowest > p.cfg.SlowRatio {
-		p.checkSlow(now, r, v, slowest)
+	if slow > 2*p.cfg.SlowRatio { // one late request proves less than a mean does
+		p.checkSlow(now, r, v, slow/2)
 	}
 }
 
@@ -77,7 +80,7 @@ func (p *Pool) hung(now float64, r *replica, v *fleet.Replica, patience float64)
 		// No counter tells whether it works; one long prefill, or an answer in
 		// one piece, shows nothing for a long time.
 		limit += 2 * p.cfg.HangAfter
-		for t := r.head; t != nil; t = t.next {
+		for t := r.begun.head; t != nil; t = t.next {
 			if t.Work.Whole {
 				limit += 2 * t.Decision.Own
 				break
@@ -105,7 +108,7 @@ func (p *Pool) Evidence(now float64, id fleet.ID, e fleet.Evidence) {
 	case fleet.EvidenceScrapeFailed, fleet.EvidenceProbeFailed:
 		// Silence on the side too: half the patience with a replica that has
 		// work and shows nothing.
-		if r.head != nil && v.Health.Open() && now-r.sign > p.cfg.HangAfter/2 && p.hung(now+p.cfg.HangAfter/2, r, v, 0) {
+		if !r.idle() && v.Health.Open() && now-r.sign > p.cfg.HangAfter/2 && p.hung(now+p.cfg.HangAfter/2, r, v, 0) {
 			p.take(now, r, v, fleet.EvidenceStalled, 0)
 			return
 		}
@@ -171,15 +174,25 @@ func (p *Pool) Revoked(out []*Ticket) []*Ticket {
 		if p.view.Replicas[i].Health.Reason == fleet.EvidenceDraining {
 			continue
 		}
-		for t := r.head; t != nil; t = t.next {
-			if (t.phase == phasePlaced || t.Work.Whole) && !t.revoked {
-				t.revoked = true
-				p.stats.Revoked++
-				out = append(out, t)
+		for t := r.pend.head; t != nil; t = t.next {
+			out = p.revoke(t, out)
+		}
+		for t := r.begun.head; t != nil; t = t.next {
+			if t.Work.Whole { // nothing of it was seen by anybody yet
+				out = p.revoke(t, out)
 			}
 		}
 	}
 	return out
+}
+
+func (p *Pool) revoke(t *Ticket, out []*Ticket) []*Ticket {
+	if t.revoked {
+		return out
+	}
+	t.revoked = true
+	p.stats.Revoked++
+	return append(out, t)
 }
 
 // checkSlow ejects a replica whose first tokens come much later, against what

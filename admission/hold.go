@@ -312,7 +312,7 @@ func (p *Pool) bestAlone(w *fleet.Work) float64 {
 		}
 		f := v.Profile
 		u := max(1, float64(w.Prompt)-p.hits[i])
-		t := v.Offset + v.ScaleDecode*f.Base + v.ScalePrefill*(f.PerPrefill*u+f.PerAttn*u*(p.hits[i]+u/2))
+		t := v.Offset + f.Front(w.Prompt) + v.ScaleDecode*f.Base + v.ScalePrefill*(f.PerPrefill*u+f.PerAttn*u*(p.hits[i]+u/2))
 		if v.Trust < 0.5 {
 			t = 0 // nothing is known: no reason to give up early
 		}
@@ -546,7 +546,7 @@ func (p *Pool) NextWake(now float64) float64 {
 		wake = min(p.held.expiry[0].expire, max(now, p.nextLook))
 	}
 	for i := range p.reps {
-		if p.reps[i].head != nil {
+		if !p.reps[i].idle() {
 			return min(wake, now+watchEvery) // hangs are seen by time alone
 		}
 	}

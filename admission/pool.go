@@ -18,10 +18,12 @@ type replica struct {
 	gone    bool          // left discovery; stays until its last ticket is done
 	drained bool          // the operator's drain
 
-	head, tail *Ticket // tickets here, oldest first
-	trials     int     // trial requests outstanding
-	lastTrial  float64
-	nextWatch  float64
+	pend      ticketList // tickets here without a first token, oldest first
+	begun     ticketList // and those with one
+	busyAt    float64    // when PrefillShare was brought up to date
+	trials    int        // trial requests outstanding
+	lastTrial float64
+	nextWatch float64
 
 	sign      float64 // when it last showed that it works
 	counters  [3]float64
@@ -165,7 +167,7 @@ func (p *Pool) Remove(now float64, id fleet.ID) {
 	}
 	r.gone = true
 	p.dirty = true
-	if r.head == nil {
+	if r.idle() {
 		p.discard(r)
 		return
 	}
@@ -259,6 +261,9 @@ func (p *Pool) charge(now float64, t *Ticket, r *replica, pr *scorer.Prediction)
 	t.rep = r
 	t.placedAt = now
 	t.ttft, t.queue, t.prefill, t.itl = pr.TTFT, pr.Queue, pr.Prefill, pr.ITL
+	if pr.Queue <= r.profile.Front(t.Work.Prompt) {
+		t.queue = 0 // over before the engine has this one
+	}
 	t.due = now + pr.TTFT
 	// Whole numbers: adding and taking away leaves exactly nothing.
 	t.pre = math.Round(pr.Work)
@@ -266,7 +271,8 @@ func (p *Pool) charge(now float64, t *Ticket, r *replica, pr *scorer.Prediction)
 	t.out = math.Round(t.Work.Out * float64(t.Work.Seqs))
 	l := &v.Own
 	if l.Prefilling == 0 {
-		l.LastFirst = max(l.LastFirst, now) // its prefill starts now: progress counts from here
+		// Its prefill starts when the front end is through: progress counts from there.
+		l.LastFirst = max(l.LastFirst, now+v.Profile.Front(t.Work.Prompt))
 	}
 	if l.Requests == 0 {
 		r.sign = now
@@ -278,18 +284,13 @@ func (p *Pool) charge(now float64, t *Ticket, r *replica, pr *scorer.Prediction)
 	l.OutTokens += t.out
 	p.correctPeers(r, v)
 
-	t.prev, t.next = r.tail, nil
-	if r.tail != nil {
-		r.tail.next = t
-	} else {
-		r.head = t
-	}
-	r.tail = t
+	r.pend.push(t)
 	if v.Health.OneOnly(now) {
 		t.trial = true
 		r.trials++
 		r.lastTrial = now
 	}
+	p.prefillBusy(now, r, v, pr.Prefill)
 	p.enterBlocks(r, &t.Work)
 	p.stats.Placed++
 	p.stats.Classes[t.Work.Class].Placed++
@@ -319,9 +320,11 @@ func (p *Pool) started(now float64, t *Ticket) {
 	v := &p.view.Replicas[r.i]
 	t.phase = phaseStarted
 	t.firstAt = now
+	r.pend.remove(t)
+	r.begun.push(t)
 	v.Own.Prefilling--
 	v.Own.PrefillTokens -= t.pre
-	v.Own.LastFirst = now
+	v.Own.LastFirst = r.prefillFrom(now)
 	p.correctPeers(r, v)
 	p.dirty = true
 }
@@ -397,17 +400,11 @@ func (p *Pool) Done(now float64, t *Ticket, e End) {
 		l.PrefillTokens -= t.pre
 	}
 	p.correctPeers(r, v)
-	if t.prev != nil {
-		t.prev.next = t.next
+	if t.phase == phasePlaced {
+		r.pend.remove(t)
 	} else {
-		r.head = t.next
+		r.begun.remove(t)
 	}
-	if t.next != nil {
-		t.next.prev = t.prev
-	} else {
-		r.tail = t.prev
-	}
-	t.prev, t.next = nil, nil
 	if t.trial {
 		r.trials--
 	}
@@ -416,7 +413,7 @@ func (p *Pool) Done(now float64, t *Ticket, e End) {
 	t.phase = phaseIdle
 	t.rep = nil
 	t.revoked = false
-	if r.gone && r.head == nil {
+	if r.gone && r.idle() {
 		p.discard(r)
 	}
 }

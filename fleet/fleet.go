@@ -24,6 +24,21 @@ type Profile struct {
 	MaxBatched  int     // most tokens in one step (--max-num-batched-tokens)
 	BlockTokens int     // tokens in one KV block
 	MaxModelLen int     // longest prompt + output the replica takes, 0 = not known
+	FrontPerTok float64 // seconds per prompt token before the engine sees it (tokeniser, HTTP); 0 = FrontPerToken
+}
+
+// FrontPerToken is what vLLM's front end takes per prompt token, seconds
+// (design/bench.md).
+const FrontPerToken = 13e-6
+
+// Front is how long a prompt takes to reach the engine, seconds, beside what
+// is learned as Replica.Offset.
+func (p *Profile) Front(prompt int) float64 {
+	f := p.FrontPerTok
+	if f == 0 {
+		f = FrontPerToken
+	}
+	return f * float64(prompt)
 }
 
 // Load is one router's account of one replica, or the sum of several: what
@@ -130,6 +145,9 @@ type Replica struct {
 	// Offset is the learned time, seconds, that a first token takes beside the
 	// engine's work: network, HTTP front end, tokenisation.
 	Offset float64
+	// PrefillShare is the share of its time that the replica has spent on
+	// prefills lately, 0..1: it makes the others' gaps longer.
+	PrefillShare float64
 	// Trust says how far the model may be believed: 0 nothing learned yet and
 	// no profile given, 1 calibrated.
 	Trust  float64

@@ -28,8 +28,10 @@ type Prediction struct {
 	TTFT    float64 // until its first token
 	Queue   float64 // the part of TTFT that the prefills before it take
 	Prefill float64 // the part of TTFT that its own prompt takes
+	Alone   float64 // TTFT without those before it
 	Wait    float64 // the part of TTFT spent waiting for KV memory or a sequence slot
-	ITL     float64 // one decode step with this request in it
+	Step    float64 // one decode step with this request in it
+	ITL     float64 // the mean gap between its tokens: steps, and the prefills between them
 	Own     float64 // its whole answer
 	Harm    float64 // delay put on all the others together
 	Cost    float64 // weighted sum; least wins
@@ -95,6 +97,7 @@ func Predict(now float64, r *fleet.Replica, w *fleet.Work, hit float64, par *Par
 		}
 	}
 	out.Queue = queued * perToken
+	front := p.Front(w.Prompt)
 	out.Prefill = work * perToken
 	steps := 0.5
 	if n > 0 {
@@ -115,10 +118,13 @@ func Predict(now float64, r *fleet.Replica, w *fleet.Work, hit float64, par *Par
 			out.Wait = max(out.Wait, (waiting+prefilling+seqs)/slots*left*decode)
 		}
 	}
-	out.TTFT = r.Offset + steps*decode + out.Queue + out.Prefill + out.Wait
+	out.Alone = r.Offset + steps*decode + front + out.Prefill
+	// While the front end works on it, the queue before it shrinks.
+	out.TTFT = r.Offset + steps*decode + max(front, out.Queue) + out.Prefill + out.Wait
 	perSeq := r.ScaleDecode * p.PerSeq
 	perKV := r.ScaleDecode * p.PerKV
-	out.ITL = decode + perSeq*seqs + perKV*(prompt+w.Out/2)*seqs
+	out.Step = decode + perSeq*seqs + perKV*(prompt+w.Out/2)*seqs
+	out.ITL = out.Step / (1 - min(0.9, r.PrefillShare))
 	decoding := w.Out * (decode + perSeq*seqs + perKV*prompt*seqs)
 	out.Own = out.TTFT + decoding
 	others := n + prefilling
