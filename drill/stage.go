@@ -380,6 +380,8 @@ func sum(m map[string]float64, name string, labels map[string]string) (total flo
 func (st *stage) close() {
 	for _, r := range st.routers {
 		r.cmd.Process.Signal(syscall.SIGTERM)
+		time.Sleep(200 * time.Millisecond)
+		r.cmd.Process.Signal(syscall.SIGTERM) // the second one ends now
 		select {
 		case <-r.exited:
 		case <-time.After(5 * time.Second):

@@ -32,7 +32,7 @@ type ServiceOptions struct {
 const (
 	breakerFails = 3
 	breakerOpen  = time.Second
-	breakerMax   = 30 * time.Second
+	breakerMax   = 2 * time.Second
 )
 
 // breaker is a service's. now is seconds.

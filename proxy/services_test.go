@@ -21,7 +21,7 @@ func TestServiceBreakerOpensClosesAndLetsOneTrialThrough(t *testing.T) {
 		t.Fatal("two trials at a time")
 	}
 	b.report(3, false)
-	if _, again := b.allow(3); again <= wait {
+	if _, again := b.allow(3); again < wait {
 		t.Fatalf("a failed trial has to open for longer: %v, then %v", wait, again)
 	}
 	if ok, _ := b.allow(30); !ok {
