@@ -22,11 +22,13 @@ func (p *Pool) tick(now float64) {
 	}
 	p.nextTick = now + tickEvery
 	p.drain.roll(now)
+	p.applyScales(now)
 	for i, r := range p.reps {
 		v := &p.view.Replicas[i]
 		if !r.drained && !r.gone && v.Health.Tick(now, &p.cfg.Health) {
 			p.dirty = true
 		}
+		p.countSteps(now, r, v)
 		p.prefillBusy(now, r, v, 0)
 		if v.Other.Requests > 0 && now-v.Sample.At > otherLife {
 			v.Other = fleet.Load{}

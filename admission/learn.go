@@ -2,6 +2,7 @@ package admission
 
 import (
 	"math"
+	"slices"
 
 	"github.com/penstock/penstock/fleet"
 )
@@ -17,6 +18,8 @@ type learned struct {
 	pred    float64
 	obsITL  float64
 	predITL float64
+	prefill logScale
+	decode  logScale
 	hit     float64 // running means of expected and true prefix hits, tokens
 	hitTrue float64
 	cached  bool // the replica reports cached tokens
@@ -72,21 +75,102 @@ func (p *Pool) learnFirst(now float64, t *Ticket, v *fleet.Replica) {
 		// which replicas differ.
 		return
 	}
-	// A profile that was given moves slowly; a guess moves as a running mean
-	// until it is calibrated.
-	exp := p.cfg.Learn
-	if !t.rep.given {
-		exp = max(exp, 1/float64(l.n+1))
-	}
 	// What is not the prompt's own work (network, front end, tokeniser) is an
 	// offset: a scale learned from it would price long prompts wrongly.
 	work := t.prefill + t.queue
 	rest := max(0, t.ttft-work)
 	if work > 2*rest {
-		v.ScalePrefill = clampScale(v.ScalePrefill * math.Pow(clampRatio((observed-rest)/work), exp))
-	} else if work < rest {
-		v.Offset = max(0, min(maxOffset, v.Offset+max(exp, 0.05)*(min(observed, rest*ratioClamp)-t.ttft)))
+		ratio := clampRatio((observed - rest) / work)
+		l.prefill.add(p.learnGain(t.rep, l.prefill.n), math.Log(ratio*t.scale))
+	} else if t.alone {
+		// A median, common to all: one step for each first token that had
+		// nothing before it. Means are pulled up by every queue.
+		if observed > t.ttft {
+			p.offset = min(maxOffset, p.offset+offsetStep)
+		} else {
+			p.offset = max(0, p.offset-offsetStep)
+		}
 	}
+}
+
+// offsetStep is how far one first token moves the learned offset, seconds.
+const offsetStep = 0.0005
+
+// learnGain: a profile that was given moves slowly; a guess moves as a running
+// mean until it is calibrated.
+func (p *Pool) learnGain(r *replica, n int) float64 {
+	if r.given {
+		return p.cfg.Learn
+	}
+	return max(p.cfg.Learn, 1/float64(n+1))
+}
+
+// logScale is a running mean of log(observed / what the profile says).
+type logScale struct {
+	v float64
+	n int
+}
+
+func (s *logScale) add(gain, x float64) {
+	s.v += gain * (x - s.v)
+	s.n++
+}
+
+// minScale is how many observations a replica's scale needs before it counts.
+const minScale = 5
+
+// scaleEvery is how often what was learned is put into the view, seconds.
+const scaleEvery = 0.1
+
+// A replica's own deviation from the fleet acts from devFrom (as a logarithm)
+// and fully from devFull: smaller ones are noise of its momentary load, and
+// acting on them moves load about with a delay, which near saturation is worse
+// than knowing nothing.
+const (
+	devFrom = 0.2
+	devFull = 0.5
+)
+
+// applyScales puts the fleet's common scale and each replica's deviation into
+// the view.
+func (p *Pool) applyScales(now float64) {
+	if p.cfg.NoLearn || now < p.nextScale {
+		return
+	}
+	p.nextScale = now + scaleEvery
+	common := p.commonScale(func(l *learned) *logScale { return &l.prefill })
+	commonD := p.commonScale(func(l *learned) *logScale { return &l.decode })
+	for i, r := range p.reps {
+		v := &p.view.Replicas[i]
+		v.ScalePrefill = actScale(common, &r.learn.prefill)
+		v.ScaleDecode = actScale(commonD, &r.learn.decode)
+		v.Offset = p.offset
+	}
+}
+
+// commonScale is the median of the replicas' scales.
+func (p *Pool) commonScale(of func(*learned) *logScale) float64 {
+	x := p.sorted[:0]
+	for _, r := range p.reps {
+		if s := of(&r.learn); s.n >= minScale {
+			x = append(x, s.v)
+		}
+	}
+	p.sorted = x
+	if len(x) == 0 {
+		return 0
+	}
+	slices.Sort(x)
+	return (x[len(x)/2] + x[(len(x)-1)/2]) / 2
+}
+
+func actScale(common float64, s *logScale) float64 {
+	dev := 0.0
+	if s.n >= minScale {
+		dev = s.v - common
+		dev *= max(0, min(1, (math.Abs(dev)-devFrom)/(devFull-devFrom)))
+	}
+	return clampScale(math.Exp(common + dev))
 }
 
 // minSlow is the mean time to the first token, seconds, under which no replica
@@ -123,19 +207,30 @@ func (p *Pool) learnEnd(now float64, t *Ticket, r *replica, v *fleet.Replica, e 
 		return
 	}
 	l := &r.learn
-	g := gain(l.n)
+	g := gain(l.decode.n)
 	ratio := clampRatio(itl / t.itl)
 	l.logITL += g * (math.Log(ratio) - l.logITL)
 	l.obsITL += g * (itl - l.obsITL)
 	l.predITL += g * (t.itl - l.predITL)
-	if p.cfg.NoLearn {
+	// Against the steps that the account says were possible meanwhile: what
+	// was predicted at placement is wrong as soon as the load changes.
+	if steps := r.steps - t.steps; steps > 1 {
+		l.decode.add(p.learnGain(r, l.decode.n), math.Log(clampRatio(steps/float64(made-1)/v.ScaleDecode)*v.ScaleDecode))
+	}
+}
+
+// countSteps brings up to date how many decode steps the replica can have made
+// by its profile, nothing learned.
+func (p *Pool) countSteps(now float64, r *replica, v *fleet.Replica) {
+	dt := now - r.stepsAt
+	r.stepsAt = now
+	if dt <= 0 {
 		return
 	}
-	exp := p.cfg.Learn
-	if !r.given {
-		exp = max(exp, 1/float64(l.n+1))
-	}
-	v.ScaleDecode = clampScale(v.ScaleDecode * math.Pow(ratio, exp))
+	n := float64(v.Own.Requests - v.Own.Prefilling + v.Peers.Requests - v.Peers.Prefilling + v.Other.Requests - v.Other.Prefilling)
+	f := v.Profile
+	step := f.Base + f.PerSeq*max(0, n) + f.PerKV*(v.Own.KVTokens+v.Peers.KVTokens+v.Other.KVTokens)
+	r.steps += dt * (1 - min(0.9, v.PrefillShare)) / step
 }
 
 // learnHit compares the prefix hit that was expected with the one that usage

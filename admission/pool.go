@@ -20,8 +20,10 @@ type replica struct {
 
 	pend      ticketList // tickets here without a first token, oldest first
 	begun     ticketList // and those with one
-	busyAt    float64    // when PrefillShare was brought up to date
-	trials    int        // trial requests outstanding
+	steps     float64    // decode steps that the profile allowed so far
+	stepsAt   float64
+	busyAt    float64 // when PrefillShare was brought up to date
+	trials    int     // trial requests outstanding
 	lastTrial float64
 	nextWatch float64
 
@@ -58,13 +60,16 @@ type Pool struct {
 	models map[uint32]*modelStats
 	outs   map[outKey]*mean
 
-	seed     uint64
-	dirty    bool    // something changed since the last look at the held queue
-	nextLook float64 // when it is looked at again though nothing changed
-	nextTick float64
-	drain    drainRate
-	revoking bool
-	stats    Stats
+	seed      uint64
+	dirty     bool    // something changed since the last look at the held queue
+	nextLook  float64 // when it is looked at again though nothing changed
+	nextTick  float64
+	drain     drainRate
+	revoking  bool
+	offset    float64 // learned, common to all replicas, seconds
+	nextScale float64
+	sorted    []float64 // scratch
+	stats     Stats
 }
 
 // New makes a pool; cfg must have passed Validate.
@@ -269,6 +274,9 @@ func (p *Pool) charge(now float64, t *Ticket, r *replica, pr *scorer.Prediction)
 	t.pre = math.Round(pr.Work)
 	t.kv = float64(t.Work.Prompt)
 	t.out = math.Round(t.Work.Out * float64(t.Work.Seqs))
+	p.countSteps(now, r, v)
+	t.alone = v.Own.Prefilling+v.Peers.Prefilling+v.Other.Prefilling == 0
+	t.scale = v.ScalePrefill
 	l := &v.Own
 	if l.Prefilling == 0 {
 		// Its prefill starts when the front end is through: progress counts from there.
@@ -318,8 +326,10 @@ func (p *Pool) enterBlocks(r *replica, w *fleet.Work) {
 func (p *Pool) started(now float64, t *Ticket) {
 	r := t.rep
 	v := &p.view.Replicas[r.i]
+	p.countSteps(now, r, v)
 	t.phase = phaseStarted
 	t.firstAt = now
+	t.steps = r.steps
 	r.pend.remove(t)
 	r.begun.push(t)
 	v.Own.Prefilling--
@@ -373,6 +383,7 @@ func (p *Pool) Progress(now float64, t *Ticket, tokens int) {
 	}
 	more := float64(tokens - t.made)
 	t.made = tokens
+	p.countSteps(now, r, &p.view.Replicas[r.i])
 	l := &p.view.Replicas[r.i].Own
 	l.KVTokens += more
 	t.kv += more
@@ -391,6 +402,7 @@ func (p *Pool) Done(now float64, t *Ticket, e End) {
 	p.tick(now)
 	r := t.rep
 	v := &p.view.Replicas[r.i]
+	p.countSteps(now, r, v)
 	l := &v.Own
 	l.Requests--
 	l.KVTokens -= t.kv

@@ -32,6 +32,9 @@ type ticketState struct {
 	pre        float64 // charged prefill work, tokens
 	kv         float64 // charged KV tokens
 	out        float64 // charged output tokens still to come
+	steps      float64 // the replica's count of possible decode steps at its first token
+	scale      float64 // prefill scale at placement
+	alone      bool    // no other prefill was there at placement
 	made       int     // output tokens counted so far
 
 	// While held.
