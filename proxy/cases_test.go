@@ -429,7 +429,7 @@ func TestSaturationGoesBackAsItIs(t *testing.T) {
 			c.Classes = []admission.Class{{Name: "standard", Wait: 0.05}}
 		})
 		for i := 0; i < 10; i++ {
-			a := g.do(chat(plainBody))
+			a := g.do(chat(strings.Replace(plainBody, "hi", fmt.Sprint("hi ", i), 1)))
 			if a.status != 503 || a.headers.Get("Retry-After") == "" || a.headers.Get("Retry-After") == "0" || !strings.Contains(a.body, `"error"`) {
 				t.Fatalf("request %d: %d %v %s", i, a.status, a.headers, a.body)
 			}
