@@ -134,12 +134,17 @@ func (p *Proxy) routePool(t *routes, pl *pool) {
 	}
 	first := p.firstModel(names, infos)
 	for _, a := range pl.opt.Aliases {
-		if first == "" {
+		to, listed := first, len(found) > 0
+		if m := pl.opt.AliasOf[a]; m != "" {
+			_, listed = infos[m]
+			to = m
+		}
+		if to == "" {
 			continue
 		}
-		info := infos[first]
-		info.Root, info.ID = first, a
-		t.add(a, info, target{pl, first, p.models.id(first)}, len(found) > 0)
+		info := infos[to]
+		info.Root, info.ID = to, a
+		t.add(a, info, target{pl, to, p.models.id(to)}, listed)
 	}
 	if len(names) == 0 {
 		t.any = append(t.any, target{pool: pl})

@@ -138,6 +138,9 @@ type PoolOptions struct {
 	Budget  Budget   // may be nil
 	Models  []string // served names; empty = whatever its replicas serve
 	Aliases []string // further names, rewritten to Models[0] (or the first model that a replica serves)
+	// AliasOf names the model that an alias stands for where it is another
+	// than that.
+	AliasOf map[string]string
 	// TTFTObjective and ITLObjective are what penstock_slo_requests_total
 	// measures against, seconds (ttft + ttftPer1k x prompt/1000). 0 = 0.5, 0.05.
 	TTFTObjective, TTFTPer1K, ITLObjective float64

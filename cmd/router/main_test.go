@@ -198,6 +198,33 @@ func TestFlagsOnlyAndTheReplicaComesLater(t *testing.T) {
 	p.stop()
 }
 
+// An alias may stand for any model that the replicas serve, not only the first.
+func TestAliasOfAnotherModel(t *testing.T) {
+	s, err := replica.Start(replica.Options{Model: "m1", Aliases: []string{"m2"}, Speed: 5})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	p := startServe(t, "--replica", s.URL(), "--model-alias", "second=m2", "--model-alias", "first=m1")
+	p.until("ready", p.ready)
+	_, body := get(p.api + "/v1/models")
+	var list struct{ Data []struct{ ID, Root string } }
+	if err := json.Unmarshal([]byte(body), &list); err != nil {
+		t.Fatal(err)
+	}
+	roots := map[string]string{}
+	for _, m := range list.Data {
+		roots[m.ID] = m.Root
+	}
+	if roots["second"] != "m2" || roots["first"] != "m1" {
+		t.Errorf("models %s", body)
+	}
+	if code, body := p.chat("second"); code != 200 || !strings.Contains(body, `"model":"m2"`) {
+		t.Errorf("%d %s", code, body)
+	}
+	p.stop()
+}
+
 // A reload lets replicas come and go; a broken file changes nothing and is
 // counted.
 func TestReload(t *testing.T) {

@@ -85,6 +85,12 @@ func proxyOptions(c *config.Config, budgets map[string]*admission.AttemptBudget)
 			TTFTObjective: p.Objective.TTFT.Seconds(), TTFTPer1K: p.Objective.TTFTPer1K.Seconds(), ITLObjective: p.Objective.ITL.Seconds()}
 		for _, a := range p.Aliases {
 			po.Aliases = append(po.Aliases, a.Name)
+			if a.Model != "" {
+				if po.AliasOf == nil {
+					po.AliasOf = map[string]string{}
+				}
+				po.AliasOf[a.Name] = a.Model
+			}
 		}
 		o.Pools = append(o.Pools, po)
 	}
