@@ -136,6 +136,7 @@ func TestCaseP12BackAfter503(t *testing.T) {
 			c.json(503, `{"error":{"message":"busy"}}`, "")
 			return
 		}
+		time.Sleep(time.Second)
 		c.ok()
 	}})
 	r := start(t, "", us...)

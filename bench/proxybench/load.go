@@ -87,7 +87,7 @@ func loadCommand(args []string) error {
 	fs.DurationVar(&o.For, "for", 4*time.Second, "the window")
 	fs.DurationVar(&o.Stagger, "stagger", time.Second, "time over which streams are opened")
 	pids := fs.String("pids", "", "processes whose CPU time counts")
-	fs.Parse(args)
+	_ = fs.Parse(args) // exits by itself
 	for _, p := range strings.FieldsFunc(*pids, func(r rune) bool { return r == ',' }) {
 		n, err := strconv.Atoi(p)
 		if err != nil {
@@ -162,7 +162,7 @@ func (l *loader) fail(c *lconn) {
 		l.res.Errors++
 	}
 	delete(l.conns, c.fd)
-	unix.Close(c.fd)
+	_ = unix.Close(c.fd)
 	for i, x := range l.idle {
 		if x == c {
 			l.idle = append(l.idle[:i], l.idle[i+1:]...)
@@ -327,7 +327,7 @@ func (l *loader) run() error {
 // tick sends what is due.
 func (l *loader) tick(timer int, now time.Duration) error {
 	var b [8]byte
-	unix.Read(timer, b[:])
+	_, _ = unix.Read(timer, b[:])
 	due := 0
 	switch l.o.Mode {
 	case "rate":

@@ -22,7 +22,7 @@ func quietRuntime() {
 	var lim unix.Rlimit
 	if unix.Getrlimit(unix.RLIMIT_NOFILE, &lim) == nil {
 		lim.Cur = lim.Max
-		unix.Setrlimit(unix.RLIMIT_NOFILE, &lim)
+		_ = unix.Setrlimit(unix.RLIMIT_NOFILE, &lim)
 	}
 }
 
@@ -45,7 +45,7 @@ func (l *loop) add(fd int, events uint32) error {
 }
 
 func (l *loop) mod(fd int, events uint32) {
-	unix.EpollCtl(l.ep, unix.EPOLL_CTL_MOD, fd, &unix.EpollEvent{Events: events, Fd: int32(fd)})
+	_ = unix.EpollCtl(l.ep, unix.EPOLL_CTL_MOD, fd, &unix.EpollEvent{Events: events, Fd: int32(fd)})
 }
 
 // wait returns what is ready; limit < 0 waits for ever.
@@ -70,7 +70,7 @@ func listen(port int) (int, error) {
 	if err != nil {
 		return 0, fmt.Errorf("socket: %w", err)
 	}
-	unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1)
+	_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1)
 	if err := unix.Bind(fd, &unix.SockaddrInet4{Port: port, Addr: [4]byte{127, 0, 0, 1}}); err != nil {
 		return 0, fmt.Errorf("bind port %d: %w", port, err)
 	}
@@ -92,10 +92,10 @@ func connect(addr string) (int, error) {
 		return 0, fmt.Errorf("socket: %w", err)
 	}
 	if err := unix.Connect(fd, &unix.SockaddrInet4{Port: tcp.Port, Addr: [4]byte(tcp.IP.To4())}); err != nil {
-		unix.Close(fd)
+		_ = unix.Close(fd)
 		return 0, fmt.Errorf("connect to %s: %w", addr, err)
 	}
-	unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1)
-	unix.SetNonblock(fd, true)
+	_ = unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1)
+	_ = unix.SetNonblock(fd, true)
 	return fd, nil
 }

@@ -170,7 +170,7 @@ func launch(p product, dir string, port int, ups []string) (*running, error) {
 	if err := cmd.Start(); err != nil {
 		return nil, fmt.Errorf("starting %s: %w", p.name, err)
 	}
-	go func() { cmd.Wait(); close(r.done) }()
+	go func() { _ = cmd.Wait(); close(r.done) }()
 	url := fmt.Sprintf("http://127.0.0.1:%d%s", port, p.ready)
 	for range 600 {
 		select {
@@ -194,7 +194,7 @@ func launch(p product, dir string, port int, ups []string) (*running, error) {
 // stop ends the product, kindly first.
 func (r *running) stop() {
 	for _, sig := range []os.Signal{unix.SIGTERM, unix.SIGTERM, unix.SIGKILL} {
-		r.cmd.Process.Signal(sig)
+		_ = r.cmd.Process.Signal(sig)
 		select {
 		case <-r.done:
 			return
@@ -207,7 +207,7 @@ func (r *running) stop() {
 func raiseFiles() error {
 	lim := unix.Rlimit{Cur: 100000, Max: 100000}
 	if unix.Setrlimit(unix.RLIMIT_NOFILE, &lim) != nil {
-		unix.Getrlimit(unix.RLIMIT_NOFILE, &lim)
+		_ = unix.Getrlimit(unix.RLIMIT_NOFILE, &lim)
 		lim.Cur = lim.Max
 		if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &lim); err != nil {
 			return fmt.Errorf("limit of open files: %w", err)
@@ -222,7 +222,7 @@ func raiseFiles() error {
 // fileLimit is how many files a process may open.
 func fileLimit() int {
 	var lim unix.Rlimit
-	unix.Getrlimit(unix.RLIMIT_NOFILE, &lim)
+	_ = unix.Getrlimit(unix.RLIMIT_NOFILE, &lim)
 	return int(min(lim.Cur, 60000))
 }
 

@@ -65,7 +65,7 @@ func replicaCommand(args []string) error {
 	fs := flag.NewFlagSet("replica", flag.ExitOnError)
 	ports := fs.String("ports", "7101,7102,7103", "ports to listen on, each one replica")
 	gap := fs.Duration("gap", 20*time.Millisecond, "time between two events of a stream")
-	fs.Parse(args)
+	_ = fs.Parse(args) // exits by itself
 	quietRuntime()
 	l, err := newLoop()
 	if err != nil {
@@ -130,9 +130,11 @@ func (s *replicaServer) accept(fd int) {
 		if err != nil {
 			return
 		}
-		unix.SetsockoptInt(k, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1)
+		_ = unix.SetsockoptInt(k, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1)
 		s.conns[k] = &rconn{fd: k}
-		s.add(k, unix.EPOLLIN)
+		if s.add(k, unix.EPOLLIN) != nil {
+			s.close(s.conns[k])
+		}
 	}
 }
 
@@ -140,7 +142,7 @@ func (s *replicaServer) close(c *rconn) {
 	if !c.gone {
 		c.gone = true
 		delete(s.conns, c.fd)
-		unix.Close(c.fd)
+		_ = unix.Close(c.fd)
 	}
 }
 

@@ -86,7 +86,7 @@ func runCommand(args []string) error {
 	fs.StringVar(&t.nginx, "nginx", "/usr/sbin/nginx", "nginx")
 	fs.StringVar(&t.haproxy, "haproxy", "/usr/sbin/haproxy", "haproxy")
 	fs.StringVar(&t.vllmRouter, "vllm-router", filepath.Join(home, ".cache/penstock-bench/venv/bin/vllm-router"), "vllm-router, with pip beside it")
-	fs.Parse(args)
+	_ = fs.Parse(args) // exits by itself
 	if err := raiseFiles(); err != nil {
 		return err
 	}
@@ -100,7 +100,7 @@ func runCommand(args []string) error {
 	if b.dir, err = os.MkdirTemp("", "proxybench-"); err != nil {
 		return fmt.Errorf("temp dir: %w", err)
 	}
-	defer os.RemoveAll(b.dir)
+	defer func() { _ = os.RemoveAll(b.dir) }()
 	list := b.choose(products(t), *only)
 	if err := b.all(list, *scen); err != nil {
 		return err
@@ -193,15 +193,15 @@ func (b *bench) replica(s scenario) (*exec.Cmd, error) {
 		return nil, fmt.Errorf("replica: %w", err)
 	}
 	if _, err := out.Read(make([]byte, 16)); err != nil { // "ready"
-		cmd.Wait()
+		_ = cmd.Wait()
 		return nil, fmt.Errorf("replica: %w", err)
 	}
 	return cmd, nil
 }
 
 func stopChild(cmd *exec.Cmd) {
-	cmd.Process.Kill()
-	cmd.Wait()
+	_ = cmd.Process.Kill()
+	_ = cmd.Wait()
 }
 
 // one runs the load once and records what it saw.
