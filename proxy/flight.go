@@ -82,6 +82,7 @@ type flight struct {
 	heldFor   float64
 	sent      int64 // body bytes to the client
 	wrote     bool  // a byte of the answer may have left
+	spent     bool  // the body's buffer was given up
 	closeConn bool  // the connection cannot be used again
 	lastEv    fleet.Evidence
 	reason    admission.Reason

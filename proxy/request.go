@@ -5,6 +5,7 @@ import (
 	"encoding/hex"
 	"math/rand/v2"
 	"strconv"
+	"sync"
 	"time"
 
 	"github.com/valyala/fasthttp"
@@ -323,13 +324,39 @@ func validHost(v []byte) bool {
 // takeBody moves the body's buffer from fasthttp to the flight.
 func (f *flight) takeBody(req *fasthttp.Request) { f.req.body = req.SwapBody(nil) }
 
-// bodyKeep bounds the body buffer that a connection keeps for its next request.
+// bodyKeep is up to where a body's buffer stays with its request to the end.
 const bodyKeep = 16 << 10
+
+// spareBodies are buffers of bodies that no attempt can need any more. What
+// is not used again soon is left to the garbage collector.
+var spareBodies sync.Pool
+
+// spareLimit bounds what one huge request leaves behind.
+const spareLimit = 4 << 20
 
 // dropBody gives up the body once no attempt can need it any more, so that a
 // long stream does not hold a long prompt.
 func (f *flight) dropBody() {
-	if cap(f.req.body) > bodyKeep {
-		f.req.body = nil
+	if b := f.req.body; cap(b) > bodyKeep {
+		f.req.body, f.spent = nil, true
+		if cap(b) <= spareLimit {
+			spareBodies.Put(&b)
+		}
+	}
+}
+
+// returnBody gives fasthttp a buffer for one that was taken: it keeps them in
+// a pool of its own, where the next request of any connection finds it.
+func (f *flight) returnBody(req *fasthttp.Request) {
+	body := f.req.body
+	f.req.body = nil
+	if f.spent {
+		f.spent = false
+		if b, ok := spareBodies.Get().(*[]byte); ok {
+			body = *b
+		}
+	}
+	if body != nil && cap(body) <= spareLimit {
+		req.SwapBody(body[:0])
 	}
 }

@@ -383,12 +383,7 @@ func (f *flight) end(ctx *fasthttp.RequestCtx) {
 	if f.closeConn {
 		ctx.SetConnectionClose()
 	}
-	if body := f.req.body; body != nil {
-		f.req.body = nil
-		if cap(body) <= bodyKeep {
-			ctx.Request.SwapBody(body[:0])
-		}
-	}
+	f.returnBody(&ctx.Request)
 }
 
 // refuseConnection answers a client that is one too many.
