@@ -224,11 +224,12 @@ type limits struct {
 	ttft    float64 // whole objective, from arrival
 	elapsed float64 // of it, gone by (0 for a patient class)
 	itl     float64 // +Inf = none
+	margin  float64 // factor on predictions of TTFT
 }
 
 func (p *Pool) limitsOf(now float64, w *fleet.Work) limits {
 	cl := &p.cfg.Classes[w.Class]
-	l := limits{ttft: cl.Objective.Limit(w.Prompt), itl: math.Inf(1)}
+	l := limits{ttft: cl.Objective.Limit(w.Prompt), itl: math.Inf(1), margin: math.Exp(p.margin)}
 	if !cl.Patient {
 		l.elapsed = now - w.Arrived
 	}
@@ -245,10 +246,11 @@ func (p *Pool) limitsOf(now float64, w *fleet.Work) limits {
 const aloneSlack = 8
 
 // A prediction has to keep the objective with this to spare: what is placed at
-// the last moment misses it by the error of the prediction.
+// the last moment misses it by the error of the prediction. For the first token
+// that error is measured (learnMargin).
 const (
-	marginRatio = 1.15
-	marginFixed = 0.02 // seconds
+	marginFixed = 0.01 // seconds
+	marginITL   = 1.1  // requests yet to come make it longer
 )
 
 // over is by how much a prediction misses the limits, seconds of TTFT; ok
@@ -258,7 +260,7 @@ func (l *limits) over(v *fleet.Replica, pr *scorer.Prediction) (over float64, ok
 	if lost {
 		over = max(0, pr.TTFT-(aloneSlack*pr.Alone-l.elapsed))
 	} else {
-		over = max(0, marginRatio*pr.TTFT+marginFixed-(l.ttft-l.elapsed))
+		over = max(0, l.margin*pr.TTFT+marginFixed-(l.ttft-l.elapsed))
 	}
 	requests := v.Own.Requests + v.Peers.Requests + v.Other.Requests
 	switch {
@@ -268,7 +270,7 @@ func (l *limits) over(v *fleet.Replica, pr *scorer.Prediction) (over float64, ok
 		// Nothing is known of it yet: a guess must not keep traffic from it.
 		return 0, requests < 2*v.Profile.MaxSeqs
 	}
-	return over, over == 0 && (lost || pr.KVOver == 0 && pr.ITL <= l.itl)
+	return over, over == 0 && (lost || pr.KVOver == 0 && marginITL*pr.ITL <= l.itl)
 }
 
 // choose picks among the candidates those that take the request now; -1 when
@@ -422,7 +424,7 @@ func (p *Pool) headroomShort(w *fleet.Work) bool {
 func (p *Pool) use(v *fleet.Replica) float64 {
 	l := v.Load()
 	o := &p.cfg.Classes[0].Objective
-	u := max(l.KVTokens/float64(v.Profile.KVTokens), float64(l.Requests)/float64(v.Profile.MaxSeqs))
+	u := max(v.Memory()/float64(v.Profile.KVTokens), float64(l.Requests)/float64(v.Profile.MaxSeqs))
 	if v.Trust >= 0.5 {
 		u = max(u, l.PrefillTokens*v.ScalePrefill*v.Profile.PerPrefill/o.TTFT)
 		if o.ITL > 0 {

@@ -275,6 +275,10 @@ func (p *Pool) Observe(now float64, id fleet.ID, s fleet.Sample) {
 		p.index.setLimit(r.slot, int(kv/r.blockSize))
 	}
 	p.otherLoad(r, v, &s)
+	if u := s.KVUsage; u == u && u >= 0 {
+		shared := max(0, u*float64(r.profile.KVTokens)-(v.Memory()-v.Shared))
+		v.Shared += 0.3 * (shared - v.Shared)
+	}
 	p.dirty = true
 }
 

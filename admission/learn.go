@@ -63,6 +63,7 @@ func (p *Pool) learnFirst(now float64, t *Ticket, v *fleet.Replica) {
 		l.plainN++
 	}
 	l.n++
+	p.learnMargin(observed / t.ttft)
 	if l.plainN >= minCompare && l.obs > minSlow && math.Exp(l.plain) > p.cfg.SlowRatio/2 {
 		p.checkSlow(now, t.rep, v, math.Exp(l.plain))
 	}
@@ -92,6 +93,25 @@ func (p *Pool) learnFirst(now float64, t *Ticket, v *fleet.Replica) {
 		}
 	}
 }
+
+// learnMargin follows the quantile of observed / predicted over the whole pool
+// that admission keeps as its margin. It is common to all replicas, so it
+// moves no choice, only how much is let in.
+func (p *Pool) learnMargin(ratio float64) {
+	if math.Log(ratio) > p.margin {
+		p.margin += marginStep * marginQuantile
+	} else {
+		p.margin -= marginStep * (1 - marginQuantile)
+	}
+	p.margin = max(marginMin, min(marginMax, p.margin))
+}
+
+const (
+	marginQuantile = 0.9
+	marginStep     = 0.005
+	marginMin      = 0.05 // logarithms: 1.05
+	marginMax      = 0.7  // 2
+)
 
 // offsetStep is how far one first token moves the learned offset, seconds.
 const offsetStep = 0.0005

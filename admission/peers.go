@@ -29,9 +29,9 @@ func (p *Pool) Peers(now float64, peer string, loads map[fleet.ID]fleet.Load) {
 			r.peers = append(r.peers[:at], r.peers[at+1:]...)
 		case len(loads) == 0:
 		case at >= 0:
-			r.peers[at] = peerLoad{peer, loads[r.spec.ID], v.Own}
+			r.peers[at] = peerLoad{peer, shareUnique(loads[r.spec.ID], v.Own), v.Own}
 		default:
-			r.peers = append(r.peers, peerLoad{peer, loads[r.spec.ID], v.Own})
+			r.peers = append(r.peers, peerLoad{peer, shareUnique(loads[r.spec.ID], v.Own), v.Own})
 		}
 		r.base = fleet.Load{}
 		for k := range r.peers {
@@ -43,12 +43,25 @@ func (p *Pool) Peers(now float64, peer string, loads map[fleet.ID]fleet.Load) {
 	}
 }
 
+// shareUnique fills in how much of a peer's KV tokens is shared, when it did
+// not say: as much as of this router's own.
+func shareUnique(l, own fleet.Load) fleet.Load {
+	if l.Unique == 0 && l.KVTokens > 0 {
+		l.Unique = l.KVTokens
+		if own.KVTokens > 0 {
+			l.Unique *= own.Unique / own.KVTokens
+		}
+	}
+	return l
+}
+
 func add(a, b fleet.Load, sign float64) fleet.Load {
 	a.Requests += int(sign) * b.Requests
 	a.Prefilling += int(sign) * b.Prefilling
 	a.PrefillTokens += sign * b.PrefillTokens
 	a.KVTokens += sign * b.KVTokens
 	a.OutTokens += sign * b.OutTokens
+	a.Unique += sign * b.Unique
 	return a
 }
 
@@ -65,5 +78,6 @@ func (p *Pool) correctPeers(r *replica, v *fleet.Replica) {
 	l := add(r.base, v.Own, float64(len(r.peers)))
 	l.Requests, l.Prefilling = max(0, l.Requests), max(0, l.Prefilling)
 	l.PrefillTokens, l.KVTokens, l.OutTokens = max(0, l.PrefillTokens), max(0, l.KVTokens), max(0, l.OutTokens)
+	l.Unique = max(0, l.Unique)
 	v.Peers = l
 }

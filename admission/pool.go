@@ -67,6 +67,7 @@ type Pool struct {
 	drain     drainRate
 	revoking  bool
 	offset    float64 // learned, common to all replicas, seconds
+	margin    float64 // log of the factor on predicted TTFT in admission
 	nextScale float64
 	sorted    []float64 // scratch
 	stats     Stats
@@ -86,6 +87,7 @@ func New(cfg Config) *Pool {
 	}
 	p.held.init(&p.cfg)
 	p.ctx.Par = cfg.Params
+	p.margin = 0.14
 	p.ctx.View = &p.view
 	p.nextTick = math.Inf(-1)
 	p.nextLook = math.Inf(-1)
@@ -273,6 +275,7 @@ func (p *Pool) charge(now float64, t *Ticket, r *replica, pr *scorer.Prediction)
 	// Whole numbers: adding and taking away leaves exactly nothing.
 	t.pre = math.Round(pr.Work)
 	t.kv = float64(t.Work.Prompt)
+	t.unique = max(1, math.Round(t.kv-p.hits[r.i]))
 	t.out = math.Round(t.Work.Out * float64(t.Work.Seqs))
 	p.countSteps(now, r, v)
 	t.alone = v.Own.Prefilling+v.Peers.Prefilling+v.Other.Prefilling == 0
@@ -289,6 +292,7 @@ func (p *Pool) charge(now float64, t *Ticket, r *replica, pr *scorer.Prediction)
 	l.Prefilling++
 	l.PrefillTokens += t.pre
 	l.KVTokens += t.kv
+	l.Unique += t.unique
 	l.OutTokens += t.out
 	p.correctPeers(r, v)
 
@@ -386,7 +390,9 @@ func (p *Pool) Progress(now float64, t *Ticket, tokens int) {
 	p.countSteps(now, r, &p.view.Replicas[r.i])
 	l := &p.view.Replicas[r.i].Own
 	l.KVTokens += more
+	l.Unique += more
 	t.kv += more
+	t.unique += more
 	less := min(more, t.out)
 	l.OutTokens -= less
 	t.out -= less
@@ -406,6 +412,7 @@ func (p *Pool) Done(now float64, t *Ticket, e End) {
 	l := &v.Own
 	l.Requests--
 	l.KVTokens -= t.kv
+	l.Unique -= t.unique
 	l.OutTokens -= t.out
 	if t.phase == phasePlaced {
 		l.Prefilling--

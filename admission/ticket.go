@@ -31,6 +31,7 @@ type ticketState struct {
 	itl        float64
 	pre        float64 // charged prefill work, tokens
 	kv         float64 // charged KV tokens
+	unique     float64 // of kv, what is not shared with others
 	out        float64 // charged output tokens still to come
 	steps      float64 // the replica's count of possible decode steps at its first token
 	scale      float64 // prefill scale at placement

@@ -49,6 +49,7 @@ type Load struct {
 	PrefillTokens float64 // uncached prompt tokens of those without a first token
 	KVTokens      float64 // KV tokens held: prompt + generated so far
 	OutTokens     float64 // expected output tokens still to come
+	Unique        float64 // of KVTokens, those that no prefix cache shares; 0 with requests there = not known
 	LastFirst     float64 // when the last first token came (seconds; 0 = never)
 }
 
@@ -59,6 +60,7 @@ func (l Load) Add(m Load) Load {
 	l.PrefillTokens += m.PrefillTokens
 	l.KVTokens += m.KVTokens
 	l.OutTokens += m.OutTokens
+	l.Unique += m.Unique
 	l.LastFirst = max(l.LastFirst, m.LastFirst)
 	return l
 }
@@ -145,6 +147,9 @@ type Replica struct {
 	// Offset is the learned time, seconds, that a first token takes beside the
 	// engine's work: network, HTTP front end, tokenisation.
 	Offset float64
+	// Shared is the KV memory in use beyond Load.Unique: prefixes that several
+	// requests share, as the samples show it; tokens.
+	Shared float64
 	// PrefillShare is the share of its time that the replica has spent on
 	// prefills lately, 0..1: it makes the others' gaps longer.
 	PrefillShare float64
@@ -157,6 +162,18 @@ type Replica struct {
 // Load is the account that decisions use: own + peers' + what came by another
 // road.
 func (r *Replica) Load() Load { return r.Own.Add(r.Peers).Add(r.Other) }
+
+// Memory is the KV memory in use, tokens, a shared prefix counted once.
+func (r *Replica) Memory() float64 {
+	return r.Own.Unique + unique(&r.Peers) + unique(&r.Other) + r.Shared
+}
+
+func unique(l *Load) float64 {
+	if l.Unique > 0 {
+		return l.Unique
+	}
+	return l.KVTokens
+}
 
 // Serves tells whether the replica serves a model. A replica without a list
 // serves whatever its pool is asked for; model 0 stands for a name that came

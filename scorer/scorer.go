@@ -99,28 +99,30 @@ func Predict(now float64, r *fleet.Replica, w *fleet.Work, hit float64, par *Par
 	out.Queue = queued * perToken
 	front := p.Front(w.Prompt)
 	out.Prefill = work * perToken
-	steps := 0.5
+	wait := 0.5 * decode
 	if n > 0 {
-		steps = 1.5
+		// Half of the step that runs, with the prefills in it, and its own.
+		wait = decode + 0.5*decode/(1-min(0.9, r.PrefillShare))
 	} else if prefilling > 0 {
-		steps = 1
+		wait = decode
 	}
 
 	// Memory and sequence slots come free as decodes end.
-	out.KVOver = max(0, kv+prompt+answer-float64(p.KVTokens))
+	memory := r.Memory()
+	out.KVOver = max(0, memory+u+answer-float64(p.KVTokens))
 	out.Wait = 0
 	if requests > 0 {
 		left := max(1, toCome/requests) // output tokens that one request still has to make
-		if out.KVOver > 0 && kv > 0 {
-			out.Wait = out.KVOver / kv * left * decode
+		if out.KVOver > 0 && memory > 0 {
+			out.Wait = out.KVOver / memory * left * decode
 		}
 		if slots > 0 && requests+seqs > slots {
 			out.Wait = max(out.Wait, (waiting+prefilling+seqs)/slots*left*decode)
 		}
 	}
-	out.Alone = r.Offset + steps*decode + front + out.Prefill
+	out.Alone = r.Offset + wait + front + out.Prefill
 	// While the front end works on it, the queue before it shrinks.
-	out.TTFT = r.Offset + steps*decode + max(front, out.Queue) + out.Prefill + out.Wait
+	out.TTFT = r.Offset + wait + max(front, out.Queue) + out.Prefill + out.Wait
 	perSeq := r.ScaleDecode * p.PerSeq
 	perKV := r.ScaleDecode * p.PerKV
 	out.Step = decode + perSeq*seqs + perKV*(prompt+w.Out/2)*seqs
