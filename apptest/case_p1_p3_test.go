@@ -49,7 +49,11 @@ func TestCaseP1ClientLeavesBeforeFirstByte(t *testing.T) {
 			r := start(t, "log: {level: debug}\n", u1, u2)
 			v.leave(t, r)
 			r.zeroAccounts(4 * time.Second)
-			closes := append(u1.peerCloses(), u2.peerCloses()...)
+			var closes []peerClose
+			r.eventually(6*time.Second, "all upstream connections are closed", func() bool {
+				closes = append(u1.peerCloses(), u2.peerCloses()...)
+				return len(closes) >= v.n
+			})
 			for _, c := range closes {
 				if !c.Closed || c.After > 3*time.Second {
 					t.Errorf("request %d: upstream closed %v after %v, want within 1.5 s (x2)", c.N, c.Closed, c.After)
