@@ -49,7 +49,7 @@ func hosts(profile string, n int) []sim.ReplicaSpec {
 // sharedCapacity is what 8 H100/8B replicas can serve of the shared stream
 // within the objectives, requests/s: the knee of the best policies (measured
 // with `bench compare --capacity`; docs/policies.md has the curve).
-const sharedCapacity = 345.0
+const sharedCapacity = 340.0
 
 // shared is the suite's usual stream: 200 prefixes of 1,500 tokens (Zipf 0.8),
 // 300 own tokens, 150 output tokens, all log-normal with CV 1.
@@ -74,7 +74,7 @@ func Suite() []Scenario {
 
 func loadScenarios() []Scenario {
 	return []Scenario{
-		{Name: "near_saturation", Title: "Near saturation, many shared prefixes", Note: "8 x H100/8B, 200 prefixes of 1,500 tokens, 320 req/s (93 % of capacity)",
+		{Name: "near_saturation", Title: "Near saturation, many shared prefixes", Note: "8 x H100/8B, 200 prefixes of 1,500 tokens, 320 req/s (94 % of capacity)",
 			Build: func(_ *Env, seed uint64, scale float64) (sim.Config, error) {
 				return make1(shared(320, 60*scale), seed, hosts("h100-8b", 8))
 			}},
@@ -84,16 +84,16 @@ func loadScenarios() []Scenario {
 				s.Families, s.PrefixTokens, s.LongShare, s.LongMin, s.LongMax = 50, 1000, 0.03, 20000, 40000
 				return make1(s, seed, hosts("h100-8b", 8))
 			}},
-		{Name: "conversations", Title: "Conversations of 4 turns, bursty", Note: "8 x H100/8B, 220 req/s, sessions arrive with CV 3, 8 s between turns, 20 system prompts of 500 tokens, 600 own tokens per turn",
+		{Name: "conversations", Title: "Conversations of 4 turns, bursty", Note: "8 x H100/8B, 235 req/s, sessions arrive with CV 3, 8 s between turns, 20 system prompts of 500 tokens, 600 own tokens per turn",
 			Build: func(_ *Env, seed uint64, scale float64) (sim.Config, error) {
-				s := shared(220, 80*scale)
+				s := shared(235, 80*scale)
 				s.Arrival, s.CV, s.Turns, s.Gap = workload.Gamma, 3, 4, 8
 				s.Families, s.PrefixTokens, s.Prompt.Mean = 20, 500, 600
 				return make1(s, seed, hosts("h100-8b", 8))
 			}},
-		{Name: "hot_prefixes", Title: "A few hot prefixes", Note: "8 x H100/8B, 6 prefixes of 6,000 tokens (Zipf 1), 150 own tokens, 260 req/s",
+		{Name: "hot_prefixes", Title: "A few hot prefixes", Note: "8 x H100/8B, 6 prefixes of 6,000 tokens (Zipf 1), 150 own tokens, 130 req/s",
 			Build: func(_ *Env, seed uint64, scale float64) (sim.Config, error) {
-				s := shared(260, 60*scale)
+				s := shared(130, 60*scale)
 				s.Families, s.PrefixTokens, s.Zipf, s.Prompt.Mean = 6, 6000, 1, 150
 				return make1(s, seed, hosts("h100-8b", 8))
 			}},
@@ -180,10 +180,10 @@ func traceScenarios() []Scenario {
 		}}
 	}
 	return []Scenario{
-		trace("mooncake", "Mooncake conversation trace", "4 x H100/8B at 1.6x, TTFT 2 s, TPOT 25 ms; arrivals jittered inside their 3 s; the seed moves the jitter only", "mooncake_fast25_conversation_head.jsonl",
-			4, "h100-8b", sim.Objective{TTFT: 2, TPOT: 0.025}, workload.TraceOptions{Jitter: 3, Duration: 3600, Speed: 1.6}),
-		trace("azure_code", "Azure 2023 code trace", "4 x H100/8B at 12x, bursts with CV 13, no prefixes; TTFT 1 s, TPOT 50 ms; the seed moves each arrival by up to 1 s of the trace", "azure2023_code.csv",
-			4, "h100-8b", sim.Objective{TTFT: 1, TPOT: 0.05}, workload.TraceOptions{Jitter: 1, Duration: 3600, Speed: 12}),
+		trace("mooncake", "Mooncake conversation trace", "4 x H100/8B, TTFT 2 s, TPOT 25 ms; arrivals jittered inside their 3 s; the seed moves the jitter only", "mooncake_fast25_conversation_head.jsonl",
+			4, "h100-8b", sim.Objective{TTFT: 2, TPOT: 0.025}, workload.TraceOptions{Jitter: 3, Duration: 3600, Speed: 1}),
+		trace("azure_code", "Azure 2023 code trace", "4 x H100/8B at 6x, bursts with CV 13, no prefixes; TTFT 1 s, TPOT 50 ms; the seed moves each arrival by up to 1 s of the trace", "azure2023_code.csv",
+			4, "h100-8b", sim.Objective{TTFT: 1, TPOT: 0.05}, workload.TraceOptions{Jitter: 1, Duration: 3600, Speed: 6}),
 	}
 }
 
@@ -236,4 +236,3 @@ func (p *Policy) apply(c *sim.Config, tune func(*admission.Config)) {
 		tune(&c.Pool)
 	}
 }
-

@@ -123,9 +123,10 @@ func (c *cache) insert(hash uint64, blocks int) (i int32, made bool) {
 	return i, true
 }
 
-// match walks the chain and returns how many blocks are cached in front, and
-// how many nodes take part. The last node may be held only in part.
-func (c *cache) match(segs []Seg, block, limit int) (blocks, nodes int) {
+// match walks the chain and returns how many blocks are cached in front, at
+// most limit. path gets the node of each run that takes part (0 = a run too
+// short to have one); the last may be held only in part.
+func (c *cache) match(segs []Seg, block, limit int, path []int32) (blocks int, out []int32) {
 	tokens := 0
 	for _, s := range segs {
 		full := (tokens+s.Tokens)/block - tokens/block
@@ -134,19 +135,18 @@ func (c *cache) match(segs []Seg, block, limit int) (blocks, nodes int) {
 		if !ok && full > 0 {
 			break
 		}
-		if !ok { // a run shorter than a block that completes none: nothing to hold
-			nodes++
+		path = append(path, i)
+		if !ok { // a run that completes no block: nothing to hold
 			continue
 		}
 		have := min(int(c.nodes[i].have), full)
 		if blocks+have >= limit {
-			return limit, nodes + 1
+			return limit, path
 		}
 		blocks += have
-		nodes++
 		if have < full {
 			break
 		}
 	}
-	return blocks, nodes
+	return blocks, path
 }

@@ -36,6 +36,7 @@ type Replica struct {
 	stepGrow   float64 // s more for each further step of the stretch
 	chunks     []chunk
 	stepTokens int
+	path       []int32 // scratch of start1
 
 	slow     float64
 	frozenAt float64 // NaN = running

@@ -137,11 +137,12 @@ func (r *Replica) admit(t float64) (attn float64, tokens int) {
 func (r *Replica) start1(t float64, s *Seq) bool {
 	b := r.Profile.BlockTokens
 	target := s.Prompt + s.made
-	hit, nodes := r.cache.match(s.Segs, b, (target-1)/b)
+	hit, path := r.cache.match(s.Segs, b, (target-1)/b, r.path[:0])
+	r.path = path
 	fresh := (target+b-1)/b - hit
 	idle := 0
-	for _, g := range s.Segs[:nodes] {
-		if i, ok := r.cache.byHash[g.Hash]; ok && r.cache.nodes[i].refs == 0 {
+	for _, i := range path {
+		if i != 0 && r.cache.nodes[i].refs == 0 {
 			idle += int(r.cache.nodes[i].have)
 		}
 	}
@@ -155,13 +156,13 @@ func (r *Replica) start1(t float64, s *Seq) bool {
 	}
 	r.waiting.remove(s)
 	s.segAt, s.segTok = 0, 0
-	for k, g := range s.Segs[:nodes] {
-		if i, ok := r.cache.byHash[g.Hash]; ok {
+	for k, i := range path {
+		if i != 0 {
 			r.cache.ref(i)
 			s.held = append(s.held, i)
 		}
-		if k < nodes-1 {
-			s.segTok += g.Tokens
+		if k < len(path)-1 {
+			s.segTok += s.Segs[k].Tokens
 			s.segAt++
 		}
 	}

@@ -446,8 +446,8 @@ func (s *simulation) step(n *node) {
 		}
 	}
 	for i := range evs {
-		if evs[i].Kind != model.Preempted {
-			s.settle(evs[i].Seq.User.(*flight).router)
+		if r := evs[i].Seq.User.(*flight).router; r != nil && evs[i].Kind != model.Preempted {
+			s.settle(r)
 		}
 	}
 	s.schedule(n)
