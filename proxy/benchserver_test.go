@@ -23,8 +23,10 @@ func TestServeForBench(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	roomy := fleet.Generic()
+	roomy.KVTokens, roomy.MaxSeqs = 100_000_000, 100_000
 	for i, a := range strings.Split(os.Getenv("PENSTOCK_BENCH_REPLICAS"), ",") {
-		if err := p.AddReplica("p", ReplicaSpec{ID: fleet.ID(i + 1), Addr: a, Warm: true}); err != nil {
+		if err := p.AddReplica("p", ReplicaSpec{ID: fleet.ID(i + 1), Addr: a, Warm: true, Profile: &roomy}); err != nil {
 			t.Fatal(err)
 		}
 	}
