@@ -1,0 +1,62 @@
+package admission
+
+import (
+	"math"
+
+	"github.com/penstock/penstock/fleet"
+)
+
+// ticketList is an intrusive list; a ticket is in one at a time.
+type ticketList struct{ head, tail *Ticket }
+
+func (l *ticketList) push(t *Ticket) {
+	t.prev, t.next = l.tail, nil
+	if l.tail != nil {
+		l.tail.next = t
+	} else {
+		l.head = t
+	}
+	l.tail = t
+}
+
+func (l *ticketList) remove(t *Ticket) {
+	if t.prev != nil {
+		t.prev.next = t.next
+	} else {
+		l.head = t.next
+	}
+	if t.next != nil {
+		t.next.prev = t.prev
+	} else {
+		l.tail = t.prev
+	}
+	t.prev, t.next = nil, nil
+}
+
+// idle tells that none of this router's requests is there.
+func (r *replica) idle() bool { return r.pend.head == nil && r.begun.head == nil }
+
+// prefillFrom is since when the replica is at work on the oldest prompt that
+// has no first token: now, or later while the front end still has it.
+func (r *replica) prefillFrom(now float64) float64 {
+	from := math.Inf(1)
+	for t := r.pend.head; t != nil; t = t.next {
+		from = min(from, t.placedAt+r.profile.Front(t.Work.Prompt))
+		if from <= now {
+			return now
+		}
+	}
+	if math.IsInf(from, 1) {
+		return now
+	}
+	return from
+}
+
+// busyTime is the time over which PrefillShare is a mean, seconds.
+const busyTime = 5.0
+
+// prefillBusy adds a prefill to the share of time that is spent on them.
+func (p *Pool) prefillBusy(now float64, r *replica, v *fleet.Replica, seconds float64) {
+	v.PrefillShare = v.PrefillShare*math.Exp(-(now-r.busyAt)/busyTime) + seconds/busyTime
+	r.busyAt = now
+}
