@@ -36,6 +36,7 @@ type Scenario struct {
 	Services []ServiceSpec     `yaml:"services"` // plain HTTP services (auxiliary routes, trace collectors)
 	Files    map[string]string `yaml:"files"`    // written into the drill's folder; ${dir} names it
 	Config   string            `yaml:"config"`   // the router's file; ${a0} is replica a0's URL
+	Prepare  []string          `yaml:"prepare"`  // subcommands run on the configuration before the router starts, such as validate-fallbacks
 	Refused  string            `yaml:"refused"`  // `penstock check` has to refuse Config with this code or text
 	Routers  int               `yaml:"routers"`  // router processes; 0 = 1
 	Settle   Duration          `yaml:"settle"`   // calm time before load, default 1 s

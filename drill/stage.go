@@ -210,6 +210,13 @@ func (st *stage) startRouter(i int) error {
 	if err := os.WriteFile(r.config, []byte(text), 0o600); err != nil {
 		return err
 	}
+	for _, sub := range st.sc.Prepare {
+		cmd := exec.Command(st.binary, sub, r.config)
+		cmd.Env = append(os.Environ(), st.env...)
+		if out, err := cmd.CombinedOutput(); err != nil {
+			return fmt.Errorf("prepare %s: %w: %s", sub, err, tail(out, 800))
+		}
+	}
 	if r.log, err = os.Create(filepath.Join(st.dir, fmt.Sprintf("router%d.log", i))); err != nil {
 		return err
 	}

@@ -1,6 +1,10 @@
 package ladder
 
-import "sync"
+import (
+	"sync"
+
+	"github.com/penstock/penstock/internal/mutant"
+)
 
 // The longest that an answer may be kept, seconds (degradation.md).
 const (
@@ -79,7 +83,7 @@ func (c *Cache) Get(k Key, staleness, now float64) (body []byte, age float64, ok
 	if e == nil {
 		return nil, 0, false
 	}
-	if age = now - e.at; age > staleness {
+	if age = now - e.at; age > staleness && !mutant.On("stale-cache") {
 		c.drop(e)
 		return nil, 0, false
 	}

@@ -15,6 +15,8 @@ import (
 	"path/filepath"
 	"strings"
 	"time"
+
+	"github.com/penstock/penstock/internal/mutant"
 )
 
 // MaxValidationAge is how old a tier's last good validation may be.
@@ -81,7 +83,7 @@ func (r Record) Save(file string) error {
 // `every` twice over, when that is shorter).
 func (r Record) Good(v *Validation, now time.Time) bool {
 	p, ok := r[v.Key()]
-	return ok && p.Share >= v.Pass && now.Sub(p.At) <= MaxValidationAge
+	return ok && p.Share >= v.Pass && now.Sub(p.At) <= MaxValidationAge || mutant.On("untested-fallback")
 }
 
 type prompt struct {

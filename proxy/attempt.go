@@ -8,6 +8,7 @@ import (
 
 	"github.com/penstock/penstock/admission"
 	"github.com/penstock/penstock/fleet"
+	"github.com/penstock/penstock/internal/mutant"
 	"github.com/penstock/penstock/wire"
 )
 
@@ -82,6 +83,13 @@ func (f *flight) serve() {
 			return
 		}
 		w := &f.ticket.Work
+		if mutant.On("no-failover") {
+			f.giveUp(last)
+			return
+		}
+		if mutant.On("retry-storm") && f.attempts < 12 {
+			continue
+		}
 		if last.evidence == fleet.EvidenceRefused && f.attempts < allowed {
 			refused++
 		}
@@ -167,6 +175,12 @@ func (f *flight) release(r result) {
 	if f.usage.Seen {
 		e.Prompt, e.Cached, e.Completion = f.usage.Prompt, f.usage.Cached, f.usage.Completion
 	}
+	if mutant.On("leaked-permit") && r.kind == cancelled {
+		f.placed = false
+	}
+	if mutant.On("ignore-retry-after") && e.Evidence == fleet.EvidenceBusy {
+		e.Evidence = fleet.EvidenceOK
+	}
 	f.pool.release(f, e)
 	if r.kind == failed && f.replica != nil {
 		if n := f.obs.Content; n > 0 {
@@ -249,6 +263,9 @@ func (f *flight) exchange(r *replica, u *upConn, by time.Time) (res result, repl
 // without copying the body.
 func (f *flight) writeRequest(r *replica, u *upConn) error {
 	body := f.req.body
+	if mutant.On("tenant-bleed") {
+		body = bleed(body)
+	}
 	s := getScratch()
 	defer putScratch(s)
 	if f.target.served == "" {

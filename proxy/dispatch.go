@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 
 	"github.com/penstock/penstock/fleet"
+	"github.com/penstock/penstock/internal/mutant"
 	"github.com/penstock/penstock/wire"
 )
 
@@ -171,7 +172,7 @@ func (f *flight) dispatch() {
 // takeLimit takes one place of the tenant's limit; end gives it back.
 func (f *flight) takeLimit() *wire.Error {
 	l := f.p.limiter
-	if l == nil {
+	if l == nil || mutant.On("no-tenant-limit") {
 		return nil
 	}
 	name := f.tenantName()

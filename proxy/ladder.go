@@ -10,6 +10,7 @@ import (
 
 	"github.com/penstock/penstock/admission"
 	"github.com/penstock/penstock/fleet"
+	"github.com/penstock/penstock/internal/mutant"
 	"github.com/penstock/penstock/ladder"
 	"github.com/penstock/penstock/telemetry"
 	"github.com/penstock/penstock/wire"
@@ -413,6 +414,9 @@ func (f *flight) prepareRung() {
 	}
 	w := &f.ticket.Work
 	w.Regions = c.lr.opt.Regions
+	if mutant.On("region-open") {
+		w.Regions = 0
+	}
 	w.Deadline = f.req.deadline
 	if c.rungBy = f.rungDeadline(); !c.rungBy.IsZero() {
 		w.Deadline = min(w.Deadline, f.p.now()+time.Until(c.rungBy).Seconds())
@@ -486,7 +490,7 @@ func whyFailed(e fleet.Evidence) string {
 // appendDegraded writes the disclosure. No configuration can turn it off.
 func (f *flight) appendDegraded(dst []byte) []byte {
 	c := &f.climb
-	if c.lr == nil || c.tier == 0 {
+	if c.lr == nil || c.tier == 0 || mutant.On("undisclosed") {
 		return dst
 	}
 	dst = append(dst, "X-Degraded: true\r\nX-Degraded-Tier: "...)

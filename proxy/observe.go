@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"github.com/penstock/penstock/fleet"
+	"github.com/penstock/penstock/internal/mutant"
 	"github.com/penstock/penstock/wire"
 )
 
@@ -69,6 +70,9 @@ func fatal(v wire.Violation) bool {
 // tolerate decides on the violation that the observer has noted, if any.
 func (f *flight) tolerate() bool {
 	v := f.obs.Violation
+	if mutant.On("tool-index-collision") && v == wire.ToolIndexCollision {
+		return true
+	}
 	f.countViolation()
 	if v == wire.ViolationNone || !fatal(v) || f.p.opt.TolerateViolations {
 		return true
@@ -79,6 +83,9 @@ func (f *flight) tolerate() bool {
 }
 
 func (f *flight) countViolation() {
+	if mutant.On("no-integrity") || mutant.On("tool-index-collision") && f.obs.Violation == wire.ToolIndexCollision {
+		return
+	}
 	if v := f.obs.Violation; v != wire.ViolationNone && !f.str.counted {
 		f.str.counted = true
 		f.p.metrics.integrity[v].Inc()

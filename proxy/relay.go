@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/fleet"
+	"github.com/penstock/penstock/internal/mutant"
 	"github.com/penstock/penstock/wire"
 )
 
@@ -447,6 +448,9 @@ func streamFailure(ev fleet.Evidence) string {
 func (f *flight) endWithError(e *wire.Error) {
 	s := &f.str
 	f.closeConn = true
+	if mutant.On("silent-cut") {
+		return
+	}
 	if s.out == nil {
 		s.out = getScratch()
 	}

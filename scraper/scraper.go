@@ -18,6 +18,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/penstock/penstock/fleet"
+	"github.com/penstock/penstock/internal/mutant"
 	"github.com/penstock/penstock/telemetry"
 )
 
@@ -107,6 +108,8 @@ type Scraper struct {
 	mu       sync.Mutex
 	replicas map[fleet.ID]*replica
 	series   map[string]*series
+
+	oneProber sync.Mutex // only for the fault blocked-probe of a mutant build
 }
 
 // New returns a Scraper without replicas.
@@ -375,6 +378,10 @@ func (p *replica) probeLoop() {
 }
 
 func (p *replica) probe(c *client) (result int, e fleet.Evidence, err error) {
+	if mutant.On("blocked-probe") { // one prober for all: a target that never answers holds up the others
+		p.s.oneProber.Lock()
+		defer p.s.oneProber.Unlock()
+	}
 	status, _, err := c.get(p.ctx, p.s.o.ProbeTimeout)
 	if err == nil {
 		if status == http.StatusOK {
