@@ -4,8 +4,10 @@ import (
 	"bytes"
 	"fmt"
 	"net"
+	"sort"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/penstock/penstock/admission"
 	"github.com/penstock/penstock/fleet"
@@ -118,6 +120,68 @@ func BenchmarkRequest(b *testing.B) {
 			for range b.N {
 				once()
 			}
+		})
+	}
+}
+
+// BenchmarkClientLeaves measures from a client's close to the end of its
+// connection at the replica, in each phase.
+func BenchmarkClientLeaves(b *testing.B) {
+	for _, ph := range []struct {
+		name, begin, wait string
+	}{
+		{"headers", "", ""},
+		{"first_token", "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n", ""},
+		{"streaming", "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n" +
+			fmt.Sprintf("%x\r\n%s\r\n", len(frameD(1)), frameD(1)), `"t1"`},
+	} {
+		b.Run(ph.name, func(b *testing.B) {
+			ln, err := net.Listen("tcp", "127.0.0.1:0")
+			if err != nil {
+				b.Fatal(err)
+			}
+			defer ln.Close()
+			began, ended := make(chan struct{}), make(chan time.Time)
+			go func() {
+				for {
+					c, err := ln.Accept()
+					if err != nil {
+						return
+					}
+					buf := make([]byte, 64<<10)
+					_, _ = c.Read(buf)
+					_, _ = c.Write([]byte(ph.begin))
+					began <- struct{}{}
+					_, _ = c.Read(buf)
+					ended <- time.Now()
+					_ = c.Close()
+				}
+			}()
+			addr := benchProxy(b, ln.Addr().String())
+			var took []float64
+			buf := make([]byte, 64<<10)
+			for range b.N {
+				c, err := net.Dial("tcp", addr)
+				if err != nil {
+					b.Fatal(err)
+				}
+				_, _ = c.Write([]byte(chat(sseBody)))
+				<-began
+				for n := 0; ph.wait != "" && !bytes.Contains(buf[:n], []byte(ph.wait)); {
+					k, err := c.Read(buf[n:])
+					if err != nil {
+						b.Fatal(err)
+					}
+					n += k
+				}
+				time.Sleep(2 * time.Millisecond)
+				at := time.Now()
+				_ = c.Close()
+				took = append(took, (<-ended).Sub(at).Seconds()*1000)
+			}
+			sort.Float64s(took)
+			b.ReportMetric(took[len(took)/2], "p50-ms")
+			b.ReportMetric(took[len(took)*99/100], "p99-ms")
 		})
 	}
 }
