@@ -488,7 +488,7 @@ func (p *Pool) serveBand(now float64, class, most int, out []*Ticket) []*Ticket 
 				}
 			case why == tryFull:
 				failed++
-				if failed == 1 && t.passed >= starved && block == nil {
+				if failed == 1 && t.passed >= starved && block == nil && p.worthKeeping(now, t) {
 					block = p.keepFor(now, t)
 				}
 			default:
@@ -511,6 +511,13 @@ func (p *Pool) tryOne(now float64, t *Ticket, block *replica) tryResult {
 		t.phase, t.rep = phase, rep
 	}
 	return why
+}
+
+// worthKeeping tells whether a starving request has enough time left to be
+// worth a replica's capacity. One that is nearly lost is not: under overload
+// that is what the head of the queue is.
+func (p *Pool) worthKeeping(now float64, t *Ticket) bool {
+	return p.cfg.Classes[t.Work.Class].Patient || now < (t.Work.Arrived+t.latest)/2
 }
 
 // keepFor is the replica that a starving request could have soonest.

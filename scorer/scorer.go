@@ -125,7 +125,7 @@ func Predict(now float64, r *fleet.Replica, w *fleet.Work, hit float64, par *Par
 	out.TTFT = r.Offset + wait + max(front, out.Queue) + out.Prefill + out.Wait
 	perSeq := r.ScaleDecode * p.PerSeq
 	perKV := r.ScaleDecode * p.PerKV
-	out.Step = decode + perSeq*seqs + perKV*(prompt+w.Out/2)*seqs
+	out.Step = decode + perSeq*(prefilling+seqs) + perKV*(prompt+w.Out/2)*seqs
 	out.ITL = out.Step / (1 - min(0.9, r.PrefillShare))
 	decoding := w.Out * (decode + perSeq*seqs + perKV*prompt*seqs)
 	out.Own = out.TTFT + decoding
