@@ -174,6 +174,7 @@ type Result struct {
 	Outcome  Outcome
 	Good     bool
 	TTFT     float64 // s; set with OK
+	Admitted float64 // TTFT from the last offer: without the waits that a Retry-After asked for
 	TPOT     float64
 	E2E      float64
 	Ended    float64 // when

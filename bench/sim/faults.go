@@ -21,16 +21,22 @@ func (s *simulation) event(e *Event) {
 			}
 		}
 	case Revive:
-		n.dead = false
+		n.dead, n.idle = false, s.now
 	case Slow:
 		n.SetSlow(s.now, e.Factor)
 		s.schedule(n)
 	case Freeze, Thaw:
 		n.frozen = e.Kind == Freeze
+		if n.Queued() == 0 {
+			n.idle = s.now
+		}
 		n.SetFrozen(s.now, n.frozen)
 		s.schedule(n)
 	case Join:
 		n.dead, n.here = false, true
+		if n.Queued() == 0 {
+			n.idle = s.now
+		}
 		for _, r := range s.routers {
 			r.pool.Join(s.now, n.joinSpec(false))
 			s.settle(r)
@@ -106,6 +112,7 @@ func (s *simulation) leave(f *flight) {
 	r := f.router
 	switch f.phase {
 	case held:
+		s.unheld(f, false)
 		r.pool.Leave(s.now, &f.ticket)
 	case placed:
 		s.drop(f, s.nodes[f.res.Replica])

@@ -35,10 +35,17 @@ type Report struct {
 	Goodput  float64 // good / offered
 	Refused  float64 // share of offered that was shed
 	TTFT     Quantiles
+	Admitted Quantiles // TTFT from the last offer, without retry waits
 	TPOT     Quantiles
 	E2E      Quantiles
 	Held     Quantiles // time at the router, of answered ones that were held
 	Retry    Quantiles // Retry-After of the sheds
+	// Promise is Retry-After / the time in which the queue of that moment was
+	// really drained, over the sheds; 1 = right.
+	Promise Quantiles
+	// IdleHeld is the longest time for which a request was held while a healthy
+	// replica had nothing to do, s.
+	IdleHeld float64
 	HitRate  float64   // prompt tokens from the cache / prompt tokens, of answered ones
 	Ratio    float64   // median of observed / predicted TTFT
 	Shares   []float64 // of requests sent, by replica
@@ -54,7 +61,8 @@ type Report struct {
 
 	cfg                          *Config
 	ttft, tpot, e2e, hold, retry []float64
-	ratio                        []float64
+	admitted                     []float64
+	ratio, promises              []float64
 	sheds                        [admission.ReasonCount]int
 	prompt, cached, out          float64
 	attempts                     int
@@ -102,6 +110,7 @@ func (r *Report) add(x *Result) {
 	switch x.Outcome {
 	case OK:
 		r.ttft = append(r.ttft, x.TTFT)
+		r.admitted = append(r.admitted, x.Admitted)
 		if x.Request.Out > 1 {
 			r.tpot = append(r.tpot, x.TPOT)
 		}
@@ -186,8 +195,8 @@ func (r *Report) finish(s *simulation) {
 		r.Refused = float64(r.Outcomes[Shed]) / float64(r.Offered)
 		r.Attempts = float64(r.attempts) / float64(r.Offered)
 	}
-	r.TTFT, r.TPOT, r.E2E = quantiles(r.ttft), quantiles(r.tpot), quantiles(r.e2e)
-	r.Held, r.Retry = quantiles(r.hold), quantiles(r.retry)
+	r.TTFT, r.TPOT, r.E2E, r.Admitted = quantiles(r.ttft), quantiles(r.tpot), quantiles(r.e2e), quantiles(r.admitted)
+	r.Held, r.Retry, r.Promise = quantiles(r.hold), quantiles(r.retry), quantiles(r.promises)
 	r.Ratio = quantiles(r.ratio).P50
 	if r.prompt > 0 {
 		r.HitRate = r.cached / r.prompt
@@ -214,7 +223,7 @@ func (r *Report) finish(s *simulation) {
 		b.TTFTp95 = quantiles(b.ttft).P95
 		b.ttft = nil
 	}
-	r.cfg, r.ttft, r.tpot, r.e2e, r.hold, r.retry, r.ratio = nil, nil, nil, nil, nil, nil, nil
+	r.cfg, r.admitted, r.ttft, r.tpot, r.e2e, r.hold, r.retry, r.ratio, r.promises = nil, nil, nil, nil, nil, nil, nil, nil, nil
 }
 
 func quantiles(x []float64) Quantiles {
@@ -240,7 +249,7 @@ func (r *Report) Table(w io.Writer) {
 	for _, l := range []struct {
 		name string
 		q    Quantiles
-	}{{"TTFT", r.TTFT}, {"TPOT", r.TPOT}, {"E2E", r.E2E}, {"held", r.Held}} {
+	}{{"TTFT", r.TTFT}, {"since offer", r.Admitted}, {"TPOT", r.TPOT}, {"E2E", r.E2E}, {"held", r.Held}} {
 		fmt.Fprintf(t, "%s\t%.1f\t%.1f\t%.1f\t%.1f\t%.1f\t%.1f\t\n", l.name, 1e3*l.q.Mean, 1e3*l.q.P50, 1e3*l.q.P90, 1e3*l.q.P95, 1e3*l.q.P99, 1e3*l.q.Max)
 	}
 	_ = t.Flush()
@@ -250,7 +259,10 @@ func (r *Report) Table(w io.Writer) {
 	}
 	fmt.Fprintln(w)
 	if len(r.Sheds) > 0 {
-		fmt.Fprintf(w, "sheds %v  Retry-After p50 %.2f s p95 %.2f s\n", r.Sheds, r.Retry.P50, r.Retry.P95)
+		fmt.Fprintf(w, "sheds %v  Retry-After p50 %.2f s p95 %.2f s, over the true wait p50 %.2f p90 %.2f\n", r.Sheds, r.Retry.P50, r.Retry.P95, r.Promise.P50, r.Promise.P90)
+	}
+	if r.IdleHeld > 0 {
+		fmt.Fprintf(w, "longest time held while a replica was idle %.1f ms\n", 1e3*r.IdleHeld)
 	}
 	if r.Books != "" {
 		fmt.Fprintln(w, "BOOKS:", r.Books)

@@ -39,17 +39,22 @@ type occurrence struct {
 
 // flight is one client's request on its way, through all its attempts.
 type flight struct {
-	res    Result
-	ticket admission.Ticket
-	seq    *model.Seq // at a replica; the engine may keep an aborted one for a while
-	router *router
-	serial uint32 // changes with each use: late occurrences for an older one are dropped
-	first  float64
-	phase  flightPhase
-	blocks []uint64
-	segs   []model.Seg
-	heldAt float64
+	res     Result
+	ticket  admission.Ticket
+	seq     *model.Seq // at a replica; the engine may keep an aborted one for a while
+	router  *router
+	serial  uint32 // changes with each use: late occurrences for an older one are dropped
+	first   float64
+	phase   flightPhase
+	blocks  []uint64
+	segs    []model.Seg
+	heldAt  float64
+	offered float64   // when it was offered last
+	after   []promise // sheds that came while this was the newest held request
 }
+
+// promise is a Retry-After that was told at a time.
+type promise struct{ at, wait float64 }
 
 type flightPhase uint8
 
@@ -67,6 +72,8 @@ type router struct {
 	i       int
 	pool    *admission.Pool
 	wake    float64
+	newest  *flight // the request held last
+	serial  uint32  // of newest
 	out     []*admission.Ticket
 	samples []fleet.Sample // on their way, by replica
 }
@@ -81,6 +88,7 @@ type node struct {
 	dead   bool
 	here   bool // discovery knows it
 	frozen bool
+	idle   float64 // since when it has had nothing; NaN = it has
 
 	requests, tokens float64 // work sent there, for shares
 }
@@ -96,7 +104,9 @@ type simulation struct {
 	rng     *rand.Rand
 	free    []*flight
 	rep     *Report
-	open    int // flights not ended
+	open    int     // flights not ended
+	held    int     // of them, held at a router
+	since   float64 // when held last rose from 0
 	gossip  []map[fleet.ID]fleet.Load
 }
 
@@ -278,7 +288,7 @@ func (s *simulation) arrive(q *workload.Request) {
 	} else {
 		f = &flight{}
 	}
-	*f = flight{serial: f.serial + 1, blocks: f.blocks[:0], segs: f.segs[:0], seq: f.seq}
+	*f = flight{serial: f.serial + 1, blocks: f.blocks[:0], segs: f.segs[:0], seq: f.seq, after: f.after[:0]}
 	f.res = Result{Request: q, Replica: -1}
 	f.router = s.routers[0]
 	if s.Routers > 1 {
@@ -331,7 +341,7 @@ func (s *simulation) offer(f *flight) {
 		w.Prefer = s.prefer(f.blocks)
 	}
 	f.res.Offers++
-	f.heldAt = s.now
+	f.heldAt, f.offered = s.now, s.now
 	s.admit(f)
 }
 
@@ -363,16 +373,51 @@ func (s *simulation) admit(f *flight) {
 
 // decided acts on a decision.
 func (s *simulation) decided(f *flight, d admission.Decision) {
+	if f.phase == held {
+		s.unheld(f, d.Verdict == admission.Placed)
+	}
 	switch d.Verdict {
 	case admission.Placed:
 		f.res.Held += s.now - f.heldAt
 		s.place(f, d)
 	case admission.Held:
 		f.phase = held
+		f.router.newest, f.router.serial = f, f.serial
+		if s.held++; s.held == 1 {
+			s.since = s.now
+		}
 	default:
+		f.phase = idle
 		f.res.Held += s.now - f.heldAt
+		if q := f.router.newest; q != nil && q != f && q.serial == f.router.serial && q.phase == held {
+			q.after = append(q.after, promise{s.now, d.RetryAfter})
+		}
 		f.res.Reason, f.res.Retry = d.Reason, d.RetryAfter
 		s.refused(f, d)
+	}
+}
+
+// unheld takes f out of the count of held ones. A Retry-After that was told
+// while f was the newest held request was right when f leaves for a replica
+// just so much later: the queue of that moment is drained then.
+func (s *simulation) unheld(f *flight, placed bool) {
+	for _, p := range f.after {
+		if placed && s.now > p.at {
+			s.rep.promises = append(s.rep.promises, p.wait/(s.now-p.at))
+		}
+	}
+	f.after = f.after[:0]
+	if s.held--; s.held == 0 {
+		for _, n := range s.nodes {
+			s.conserve(n, s.now)
+		}
+	}
+}
+
+// conserve notes for how long requests were held while n had nothing to do.
+func (s *simulation) conserve(n *node, until float64) {
+	if n.here && !n.dead && !n.frozen && !math.IsNaN(n.idle) {
+		s.rep.IdleHeld = max(s.rep.IdleHeld, until-max(n.idle, s.since))
 	}
 }
 
@@ -409,6 +454,10 @@ func (s *simulation) place(f *flight, d admission.Decision) {
 	}
 	q := f.res.Request
 	n.tokens += float64(q.Prompt + q.Out)
+	if s.held > 0 {
+		s.conserve(n, s.now)
+	}
+	n.idle = math.NaN()
 	if f.seq == nil {
 		f.seq = &model.Seq{}
 	}
@@ -450,6 +499,11 @@ func (s *simulation) step(n *node) {
 			s.settle(r)
 		}
 	}
+	if n.Replica.Queued() == 0 {
+		if math.IsNaN(n.idle) {
+			n.idle = s.now
+		}
+	}
 	s.schedule(n)
 }
 
@@ -457,6 +511,7 @@ func (s *simulation) step(n *node) {
 func (s *simulation) answered(f *flight) {
 	q := f.res.Request
 	f.res.Cached = f.seq.Cached
+	f.res.Admitted = f.first - f.offered + s.Net
 	f.res.TTFT, f.res.E2E = f.first-q.At+s.Net, s.now-q.At+s.Net
 	if q.Out > 1 {
 		f.res.TPOT = (s.now - f.first) / float64(q.Out-1)
