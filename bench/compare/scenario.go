@@ -133,12 +133,11 @@ func faultScenarios() []Scenario {
 				c.Replicas[3].Slow = 3
 				return c, err
 			}},
-		{Name: "loss_of_one", Title: "Loss of one of four at peak", Note: "4 x H100/8B at 150 req/s (87 % of capacity; 116 % of what three can); the loss at half time; clients retry as told, at most twice", Ideal: 0.5 + 0.5*sharedCapacity/2*0.75/150,
+		{Name: "loss_of_one", Title: "Loss of one of four at peak", Note: "4 x H100/8B at 150 req/s (87 % of capacity; 116 % of what three can); the loss at half time", Ideal: 0.5 + 0.5*sharedCapacity/2*0.75/150,
 			Build: func(_ *Env, seed uint64, scale float64) (sim.Config, error) {
 				d := 80 * scale
 				c, err := make1(shared(150, d), seed, hosts("h100-8b", 4))
 				c.Events = []sim.Event{{At: d / 2, Kind: sim.Kill, Replica: 2}}
-				c.Client = sim.Client{Retry: sim.Obey, Retries: 2}
 				return c, err
 			}},
 		{Name: "cold_join", Title: "Cold join at peak", Note: "4 x H100/8B at 180 req/s (104 % of capacity), a fifth joins with an empty cache at a quarter of the time",

@@ -43,6 +43,9 @@ type Report struct {
 	// Promise is Retry-After / the time in which the queue of that moment was
 	// really drained, over the sheds; 1 = right.
 	Promise Quantiles
+	// ReofferPeak is the largest number of retries in a quarter of a second over
+	// the mean of the seconds around it: clients that return in step.
+	ReofferPeak float64
 	// IdleHeld is the longest time for which a request was held while a healthy
 	// replica had nothing to do, s.
 	IdleHeld float64
@@ -62,6 +65,7 @@ type Report struct {
 	cfg                          *Config
 	ttft, tpot, e2e, hold, retry []float64
 	admitted                     []float64
+	reoffers                     []int // per quarter of a second
 	ratio, promises              []float64
 	sheds                        [admission.ReasonCount]int
 	prompt, cached, out          float64
@@ -179,7 +183,34 @@ func (r *Report) checkBooks(p *admission.Pool, s admission.Stats) {
 	}
 }
 
+// reoffer counts a client's coming back.
+func (r *Report) reoffer(at float64) {
+	i := int(at * 4)
+	for len(r.reoffers) <= i {
+		r.reoffers = append(r.reoffers, 0)
+	}
+	r.reoffers[i]++
+}
+
+// peak is the largest quarter of a second over the mean of the four seconds
+// around it, where at least 40 clients came back in these.
+func peak(x []int) (worst float64) {
+	const side = 8
+	for i := side; i+side < len(x); i++ {
+		sum := 0
+		for _, n := range x[i-side : i+side+1] {
+			sum += n
+		}
+		if sum >= 40 {
+			worst = max(worst, float64(x[i])/(float64(sum)/(2*side+1)))
+		}
+	}
+	return worst
+}
+
 func (r *Report) finish(s *simulation) {
+	r.ReofferPeak = peak(r.reoffers)
+	r.reoffers = nil
 	// What never ended is in no result list: count it as open.
 	missing := 0
 	for i := range s.Requests {

@@ -267,6 +267,7 @@ func (s *simulation) occur(o *occurrence) {
 		s.event(&s.Events[o.a])
 	case occAgain:
 		if o.f.serial == uint32(o.a) && o.f.phase == waiting {
+			s.rep.reoffer(s.now)
 			s.offer(o.f)
 		}
 	case occPatience:
