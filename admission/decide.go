@@ -14,6 +14,7 @@ type tryResult uint8
 const (
 	tryPlaced tryResult = 200
 	tryFull   tryResult = 201
+	tryLate   tryResult = 202 // not possible, and it will not be later
 )
 
 // promptSlack is how much too high an estimate of prompt tokens from bytes may
@@ -41,7 +42,10 @@ func (p *Pool) try(now float64, t *Ticket, block *replica) tryResult {
 	if p.headroomShort(&t.Work) {
 		return tryFull
 	}
-	i := p.choose(now, t)
+	i, late := p.choose(now, t)
+	if late {
+		return tryLate
+	}
 	if i < 0 {
 		return tryFull
 	}
@@ -255,8 +259,10 @@ const (
 
 // over is by how much a prediction misses the limits, seconds of TTFT; ok
 // tells whether the replica takes the request.
-func (l *limits) over(v *fleet.Replica, pr *scorer.Prediction) (over float64, ok bool) {
-	lost := pr.Alone > l.ttft
+//
+// late tells that not even the end of all prefills before it would be in time.
+func (l *limits) over(v *fleet.Replica, pr *scorer.Prediction) (over float64, ok, late bool) {
+	lost := l.margin*pr.Alone+marginFixed > l.ttft
 	if lost {
 		over = max(0, pr.TTFT-(aloneSlack*pr.Alone-l.elapsed))
 	} else {
@@ -265,17 +271,19 @@ func (l *limits) over(v *fleet.Replica, pr *scorer.Prediction) (over float64, ok
 	requests := v.Own.Requests + v.Peers.Requests + v.Other.Requests
 	switch {
 	case requests == 0:
-		return over, true // an idle replica always takes one
+		return over, true, false // an idle replica always takes one
 	case v.Trust < 0.5:
 		// Nothing is known of it yet: a guess must not keep traffic from it.
-		return 0, requests < 2*v.Profile.MaxSeqs
+		return 0, requests < 2*v.Profile.MaxSeqs, false
 	}
-	return over, over == 0 && (lost || pr.KVOver == 0 && marginITL*pr.ITL <= l.itl)
+	late = !lost && l.margin*pr.Alone+marginFixed > l.ttft-l.elapsed
+	return over, over == 0 && (lost || pr.KVOver == 0 && marginITL*pr.ITL <= l.itl), late
 }
 
-// choose picks among the candidates those that take the request now; -1 when
-// none does, or when it is worth to wait for a warmer one.
-func (p *Pool) choose(now float64, t *Ticket) int {
+// choose picks among the candidates that take the request now; -1 when none
+// does, or when it is worth to wait for a warmer one. late tells that it is
+// too late everywhere: waiting on would only keep others from being looked at.
+func (p *Pool) choose(now float64, t *Ticket) (chosen int, late bool) {
 	lim := p.limitsOf(now, &t.Work)
 	c := &p.ctx
 	if !p.work {
@@ -284,6 +292,7 @@ func (p *Pool) choose(now float64, t *Ticket) int {
 	var pr scorer.Prediction
 	best, bestCost, bestOK := -1, math.Inf(1), false
 	fit, fitCost := -1, math.Inf(1)
+	late = true
 	n := len(c.Cand)
 	bonus := p.bonus(&t.Work)
 	// Equal costs go round: an idle fleet's caches are all to be used.
@@ -294,7 +303,8 @@ func (p *Pool) choose(now float64, t *Ticket) int {
 		i := int(c.Cand[j])
 		v := &p.view.Replicas[i]
 		scorer.Predict(now, v, &t.Work, c.Hits[i], &c.Par, &pr)
-		over, ok := lim.over(v, &pr)
+		over, ok, tooLate := lim.over(v, &pr)
+		late = late && tooLate
 		cost := pr.Cost + c.Par.WTTFT*over
 		if bonus > 0 {
 			cost -= p.preferred(v, &t.Work, bonus)
@@ -306,42 +316,45 @@ func (p *Pool) choose(now float64, t *Ticket) int {
 			fit, fitCost = i, cost
 		}
 	}
-	if bestOK || fit < 0 {
-		if !bestOK {
-			return -1
-		}
-		return best
+	if bestOK {
+		return best, false
+	}
+	if fit < 0 {
+		return -1, late
 	}
 	// A replica over its limit is still the cheapest: wait for it, a little.
 	if t.okAt == 0 {
 		t.okAt = now
 	}
 	if now-t.okAt < p.cfg.WarmWait && p.cfg.Classes[t.Work.Class].Wait != 0 {
-		return -1
+		return -1, false
 	}
-	return fit
+	return fit, false
 }
 
 // chooseOther lets another policy choose among the replicas that take it.
-func (p *Pool) chooseOther(lim *limits) int {
+func (p *Pool) chooseOther(lim *limits) (chosen int, late bool) {
 	c := &p.ctx
 	var pr scorer.Prediction
 	all := c.Cand
 	fits := p.fits[:0]
+	late = true
 	for _, i := range all {
 		v := &p.view.Replicas[i]
 		scorer.Predict(c.View.Now, v, c.Work, c.Hits[i], &c.Par, &pr)
-		if _, ok := lim.over(v, &pr); ok {
+		_, ok, tooLate := lim.over(v, &pr)
+		late = late && tooLate
+		if ok {
 			fits = append(fits, i)
 		}
 	}
 	if len(fits) == 0 {
-		return -1
+		return -1, late
 	}
 	c.Cand = fits
 	i := p.policy.Pick(c)
 	c.Cand = all
-	return i
+	return i, false
 }
 
 // bonus is the worth, in seconds, of sending a new prefix where every peer

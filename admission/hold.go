@@ -467,7 +467,7 @@ func (p *Pool) serveBand(now float64, class, most int, out []*Ticket) []*Ticket 
 	var block *replica
 	for most > 0 {
 		list := p.held.look(class, p.cfg.LookAhead)
-		placed, failed := 0, 0
+		placed, failed, shed := 0, 0, 0
 		for _, t := range list {
 			if placed >= most {
 				break
@@ -491,12 +491,16 @@ func (p *Pool) serveBand(now float64, class, most int, out []*Ticket) []*Ticket 
 				if failed == 1 && t.passed >= starved && block == nil && p.worthKeeping(now, t) {
 					block = p.keepFor(now, t)
 				}
+			case why == tryLate:
+				p.shedHeld(now, t, ReasonCapacity)
+				shed++
 			default:
 				p.shedHeld(now, t, Reason(why))
+				shed++
 			}
 		}
 		most -= placed
-		if placed == 0 || failed >= p.cfg.LookAhead/2 || failed == len(list)-placed && len(list) < p.cfg.LookAhead {
+		if placed+shed == 0 || failed >= p.cfg.LookAhead/2 || len(list) < p.cfg.LookAhead {
 			break
 		}
 	}

@@ -235,6 +235,8 @@ func (p *Pool) Admit(now float64, t *Ticket) Decision {
 		case tryPlaced:
 			return t.Decision
 		case tryFull:
+		case tryLate:
+			return p.shedNow(now, t, ReasonCapacity)
 		default:
 			return p.shedNow(now, t, Reason(why))
 		}
