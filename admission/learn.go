@@ -82,7 +82,7 @@ func (p *Pool) learnFirst(now float64, t *Ticket, v *fleet.Replica) {
 	rest := max(0, t.ttft-work)
 	if work > 2*rest {
 		ratio := clampRatio((observed - rest) / work)
-		l.prefill.add(p.learnGain(t.rep, l.prefill.n), math.Log(ratio*t.scale))
+		p.learnScale(t.rep, &l.prefill, math.Log(ratio*t.scale))
 	} else if t.alone {
 		// A median, common to all: one step for each first token that had
 		// nothing before it. Means are pulled up by every queue.
@@ -116,14 +116,22 @@ const (
 // offsetStep is how far one first token moves the learned offset, seconds.
 const offsetStep = 0.0005
 
-// learnGain: a profile that was given moves slowly; a guess moves as a running
+// learnScale moves a scale towards one observation x. A profile that was given
+// moves with the gain Learn while it is far off, and ten times slower near the
+// truth: observations of decoding are seconds old, and a quick gain on a late
+// signal makes load and scale chase each other. A guess moves as a running
 // mean until it is calibrated.
-func (p *Pool) learnGain(r *replica, n int) float64 {
-	if r.given {
-		return p.cfg.Learn
+func (p *Pool) learnScale(r *replica, s *logScale, x float64) {
+	off := math.Abs(x-s.v) / farOff
+	g := p.cfg.Learn * max(0.1, min(1, off*off))
+	if !r.given {
+		g = max(g, 1/float64(s.n+1))
 	}
-	return max(p.cfg.Learn, 1/float64(n+1))
+	s.add(g, x)
 }
+
+// farOff is how far a scale is off (as a logarithm) when it moves fully.
+const farOff = 0.7
 
 // logScale is a running mean of log(observed / what the profile says).
 type logScale struct {
@@ -235,7 +243,7 @@ func (p *Pool) learnEnd(now float64, t *Ticket, r *replica, v *fleet.Replica, e 
 	// Against the steps that the account says were possible meanwhile: what
 	// was predicted at placement is wrong as soon as the load changes.
 	if steps := r.steps - t.steps; steps > 1 {
-		l.decode.add(p.learnGain(r, l.decode.n), math.Log(clampRatio(steps/float64(made-1)/v.ScaleDecode)*v.ScaleDecode))
+		p.learnScale(r, &l.decode, math.Log(clampRatio(steps/float64(made-1)/v.ScaleDecode)*v.ScaleDecode))
 	}
 }
 
