@@ -206,3 +206,11 @@ func (g *rig) metric(name string) float64 {
 	}
 	return -1
 }
+
+// replicas is a copy of what the core knows of them.
+func (g *rig) replicas() []fleet.Replica {
+	pl := g.p.pools[0]
+	pl.mu.Lock()
+	defer pl.mu.Unlock()
+	return append([]fleet.Replica(nil), g.core.View().Replicas...)
+}

@@ -106,7 +106,7 @@ func TestClientLeaves(t *testing.T) {
 				if len(r.requests())+len(other.requests()) != 1 {
 					t.Error("a second attempt was made for nobody")
 				}
-				for _, v := range g.core.View().Replicas {
+				for _, v := range g.replicas() {
 					if v.Health.Fails != 0 || !v.Health.Open() {
 						t.Errorf("the replica was blamed: %+v", v.Health)
 					}

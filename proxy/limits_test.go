@@ -262,7 +262,7 @@ func TestDeadlines(t *testing.T) {
 			t.Errorf("%s: %d %v %s", h, a.status, a.headers, a.body)
 		}
 	}
-	for _, v := range g.core.View().Replicas {
+	for _, v := range g.replicas() {
 		if v.Health.Fails != 0 {
 			t.Errorf("the replica was blamed for the client's deadline: %+v", v.Health)
 		}
@@ -305,8 +305,7 @@ func TestModels(t *testing.T) {
 
 func TestPanicGivesEverythingBack(t *testing.T) {
 	r := newFakeReplica(t, ok)
-	g := newRig(t, []*fakeReplica{r})
-	g.p.pools[0].opt.Budget = panickyBudget{}
+	g := newRig(t, []*fakeReplica{r}, func(o *Options, _ *admission.Config) { o.Pools[0].Budget = panickyBudget{} })
 	a := g.do(chat(plainBody))
 	if a.status != 500 || !strings.Contains(a.body, `"code":"internal_error"`) || !a.close {
 		t.Errorf("%d %s", a.status, a.body)
