@@ -151,3 +151,14 @@ func TestSimMain(t *testing.T) {
 		t.Error("an unknown scenario:", code)
 	}
 }
+
+func TestCapacitySweep(t *testing.T) {
+	ps, _ := ParsePolicies("penstock_nohold,round_robin")
+	var b bytes.Buffer
+	if err := Capacity(Options{Policies: ps, Scale: 0.2}, []float64{100, 600}, &b); err != nil {
+		t.Fatal(err)
+	}
+	if lines := strings.Split(strings.TrimSpace(b.String()), "\n"); len(lines) != 3 || !strings.HasSuffix(lines[1], "100") {
+		t.Errorf("\n%s", b.String())
+	}
+}

@@ -55,6 +55,7 @@ func Main(args []string, stdout, stderr io.Writer) int {
 		out[f] = fs.String(f, "", "write the result as "+f+" to this file")
 	}
 	quiet := fs.Bool("quiet", false, "no progress")
+	capacity := fs.Bool("capacity", false, "instead of the suite, sweep the rate of its usual stream: goodput and knee of each policy")
 	if fs.Parse(args) != nil {
 		return 2
 	}
@@ -65,6 +66,13 @@ func Main(args []string, stdout, stderr io.Writer) int {
 	if err != nil {
 		fmt.Fprintln(stderr, "bench compare:", err)
 		return 2
+	}
+	if *capacity {
+		if err := Capacity(o, capacityRates, stdout); err != nil {
+			fmt.Fprintln(stderr, "bench compare: --capacity:", err)
+			return 1
+		}
+		return 0
 	}
 	if !*quiet {
 		o.Progress = func(done, all int, what string) { fmt.Fprintf(stderr, "\r\033[K%d/%d %s", done, all, what) }
