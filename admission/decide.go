@@ -238,7 +238,7 @@ func (p *Pool) limitsOf(now float64, w *fleet.Work) limits {
 		l.elapsed = now - w.Arrived
 	}
 	if cl.Objective.ITL > 0 {
-		l.itl = cl.Objective.ITL
+		l.itl = cl.Objective.ITL * math.Exp(-p.marginITL)
 	}
 	return l
 }
@@ -254,7 +254,6 @@ const aloneSlack = 8
 // that error is measured (learnMargin).
 const (
 	marginFixed = 0.01 // seconds
-	marginITL   = 1.1  // requests yet to come make it longer
 )
 
 // over is by how much a prediction misses the limits, seconds of TTFT; ok
@@ -277,7 +276,7 @@ func (l *limits) over(v *fleet.Replica, pr *scorer.Prediction) (over float64, ok
 		return 0, requests < 2*v.Profile.MaxSeqs, false
 	}
 	late = !lost && l.margin*pr.Alone+marginFixed > l.ttft-l.elapsed
-	return over, over == 0 && (lost || pr.KVOver == 0 && marginITL*pr.ITL <= l.itl), late
+	return over, over == 0 && (lost || pr.KVOver == 0 && pr.ITL <= l.itl), late
 }
 
 // choose picks among the candidates that take the request now; -1 when none

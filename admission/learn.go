@@ -98,12 +98,17 @@ func (p *Pool) learnFirst(now float64, t *Ticket, v *fleet.Replica) {
 // that admission keeps as its margin. It is common to all replicas, so it
 // moves no choice, only how much is let in.
 func (p *Pool) learnMargin(ratio float64) {
-	if math.Log(ratio) > p.margin {
-		p.margin += marginStep * marginQuantile
+	p.margin = follow(p.margin, math.Log(ratio), marginStep, marginMin, marginMax)
+}
+
+// follow moves a running quantile by one observation.
+func follow(q, x, step, lo, hi float64) float64 {
+	if x > q {
+		q += step * marginQuantile
 	} else {
-		p.margin -= marginStep * (1 - marginQuantile)
+		q -= step * (1 - marginQuantile)
 	}
-	p.margin = max(marginMin, min(marginMax, p.margin))
+	return max(lo, min(hi, q))
 }
 
 const (
@@ -111,6 +116,8 @@ const (
 	marginStep     = 0.005
 	marginMin      = 0.05 // logarithms: 1.05
 	marginMax      = 0.7  // 2
+	marginStepITL  = 0.002
+	marginMaxITL   = 0.3 // 1.35
 )
 
 // offsetStep is how far one first token moves the learned offset, seconds.
@@ -240,6 +247,7 @@ func (p *Pool) learnEnd(now float64, t *Ticket, r *replica, v *fleet.Replica, e 
 	l.logITL += g * (math.Log(ratio) - l.logITL)
 	l.obsITL += g * (itl - l.obsITL)
 	l.predITL += g * (t.itl - l.predITL)
+	p.marginITL = follow(p.marginITL, math.Log(itl/t.itl), marginStepITL, marginMin, marginMaxITL)
 	// Against the steps that the account says were possible meanwhile: what
 	// was predicted at placement is wrong as soon as the load changes.
 	if steps := r.steps - t.steps; steps > 1 {

@@ -68,6 +68,7 @@ type Pool struct {
 	revoking  bool
 	offset    float64 // learned, common to all replicas, seconds
 	margin    float64 // log of the factor on predicted TTFT in admission
+	marginITL float64 // the same of ITL
 	nextScale float64
 	sorted    []float64 // scratch
 	stats     Stats
@@ -87,7 +88,7 @@ func New(cfg Config) *Pool {
 	}
 	p.held.init(&p.cfg)
 	p.ctx.Par = cfg.Params
-	p.margin = 0.14
+	p.margin, p.marginITL = 0.14, 0.1
 	p.ctx.View = &p.view
 	p.nextTick = math.Inf(-1)
 	p.nextLook = math.Inf(-1)
