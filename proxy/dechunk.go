@@ -16,6 +16,7 @@ type dechunker struct {
 
 const (
 	dcSize uint8 = iota
+	dcSpace // white space behind the size
 	dcExt
 	dcSizeLF
 	dcData
@@ -83,9 +84,23 @@ func (d *dechunker) next(p []byte) (data []byte, n int, err error) {
 				return nil, n, errBadChunk
 			case b == '\r':
 				d.state = dcSizeLF
-			case b == ';' || b == ' ' || b == '\t':
+			case b == ';':
 				d.state = dcExt
+			case b == ' ' || b == '\t':
+				d.state = dcSpace
 			default:
+				return nil, n, errBadChunk
+			}
+		case dcSpace:
+			d.total++
+			switch {
+			case d.total > extLimit:
+				return nil, n, errBadChunk
+			case b == '\r':
+				d.state = dcSizeLF
+			case b == ';':
+				d.state = dcExt
+			case b != ' ' && b != '\t':
 				return nil, n, errBadChunk
 			}
 		case dcExt:

@@ -271,7 +271,14 @@ func TestDeadlines(t *testing.T) {
 }
 
 func TestModels(t *testing.T) {
-	r1, r2 := newFakeReplica(t, ok), newFakeReplica(t, ok)
+	asked := func(c *fakeConn) {
+		if strings.Contains(string(c.req.body), "lora-a") {
+			c.json(200, strings.Replace(answerOK, `"m1"`, `"lora-a"`, 1), "")
+			return
+		}
+		ok(c)
+	}
+	r1, r2 := newFakeReplica(t, asked), newFakeReplica(t, asked)
 	g := newRig(t, []*fakeReplica{r1, r2})
 	g.p.SetModels(1, []ModelInfo{{ID: "m1", Created: 5, OwnedBy: "vllm", Root: "/models/m1", MaxModelLen: 2048}, {ID: "lora-a", Parent: "m1"}})
 	g.p.SetModels(2, []ModelInfo{{ID: "m1", Created: 6, OwnedBy: "vllm", Root: "/models/m1", MaxModelLen: 2048}})
