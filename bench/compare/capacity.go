@@ -31,7 +31,7 @@ func Capacity(o Options, rates []float64, w io.Writer) error {
 		fmt.Fprint(t, p.Name)
 		knee := 0.0
 		for _, rate := range rates {
-			c, err := make1(shared(rate, 60*scale), 1, hosts("h100-8b", 8))
+			c, err := configOf(shared(rate, 60*scale), 1, hosts("h100-8b", 8))
 			if err != nil {
 				return err
 			}

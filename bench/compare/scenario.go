@@ -58,7 +58,7 @@ func shared(rate, duration float64) workload.Spec {
 		Prompt: workload.Dist{Mean: 300, CV: 1, Max: 8000}, Out: workload.Dist{Mean: 150, CV: 1, Max: 2000}}
 }
 
-func make1(spec workload.Spec, seed uint64, replicas []sim.ReplicaSpec) (sim.Config, error) {
+func configOf(spec workload.Spec, seed uint64, replicas []sim.ReplicaSpec) (sim.Config, error) {
 	spec.Seed = seed
 	reqs, err := workload.Generate(spec)
 	if err != nil {
@@ -76,32 +76,32 @@ func loadScenarios() []Scenario {
 	return []Scenario{
 		{Name: "near_saturation", Title: "Near saturation, many shared prefixes", Note: "8 x H100/8B, 200 prefixes of 1,500 tokens, 320 req/s (94 % of capacity)",
 			Build: func(_ *Env, seed uint64, scale float64) (sim.Config, error) {
-				return make1(shared(320, 60*scale), seed, hosts("h100-8b", 8))
+				return configOf(shared(320, 60*scale), seed, hosts("h100-8b", 8))
 			}},
 		{Name: "mixed_lengths", Title: "3 % of prompts have 20,000 to 40,000 tokens", Note: "8 x H100/8B, 100 req/s, 50 prefixes of 1,000 tokens; a long prompt alone takes 0.4 to 0.9 s, so about 0.97 to 0.98 is the most",
 			Build: func(_ *Env, seed uint64, scale float64) (sim.Config, error) {
 				s := shared(100, 100*scale)
 				s.Families, s.PrefixTokens, s.LongShare, s.LongMin, s.LongMax = 50, 1000, 0.03, 20000, 40000
-				return make1(s, seed, hosts("h100-8b", 8))
+				return configOf(s, seed, hosts("h100-8b", 8))
 			}},
 		{Name: "conversations", Title: "Conversations of 4 turns, bursty", Note: "8 x H100/8B, 235 req/s, sessions arrive with CV 3, 8 s between turns, 20 system prompts of 500 tokens, 600 own tokens per turn",
 			Build: func(_ *Env, seed uint64, scale float64) (sim.Config, error) {
 				s := shared(235, 80*scale)
 				s.Arrival, s.CV, s.Turns, s.Gap = workload.Gamma, 3, 4, 8
 				s.Families, s.PrefixTokens, s.Prompt.Mean = 20, 500, 600
-				return make1(s, seed, hosts("h100-8b", 8))
+				return configOf(s, seed, hosts("h100-8b", 8))
 			}},
 		{Name: "hot_prefixes", Title: "A few hot prefixes", Note: "8 x H100/8B, 6 prefixes of 6,000 tokens (Zipf 1), 150 own tokens, 130 req/s",
 			Build: func(_ *Env, seed uint64, scale float64) (sim.Config, error) {
 				s := shared(130, 60*scale)
 				s.Families, s.PrefixTokens, s.Zipf, s.Prompt.Mean = 6, 6000, 1, 150
-				return make1(s, seed, hosts("h100-8b", 8))
+				return configOf(s, seed, hosts("h100-8b", 8))
 			}},
 		{Name: "no_prefixes", Title: "No shared prefixes", Note: "8 x H100/8B, prompts of 1,200 tokens (CV 1), 200 req/s",
 			Build: func(_ *Env, seed uint64, scale float64) (sim.Config, error) {
 				s := shared(200, 60*scale)
 				s.Families, s.Prompt.Mean = 0, 1200
-				return make1(s, seed, hosts("h100-8b", 8))
+				return configOf(s, seed, hosts("h100-8b", 8))
 			}},
 		overload("overload_115", 1.15), overload("overload_145", 1.45),
 		routers("routers_4", 4), routers("routers_16", 16),
@@ -112,14 +112,14 @@ func overload(name string, factor float64) Scenario {
 	return Scenario{Name: name, Title: fmt.Sprintf("Overload %.2fx", factor), Ideal: 1 / factor,
 		Note: fmt.Sprintf("8 x H100/8B, the stream of near_saturation at %.0f req/s", sharedCapacity*factor),
 		Build: func(_ *Env, seed uint64, scale float64) (sim.Config, error) {
-			return make1(shared(sharedCapacity*factor, 60*scale), seed, hosts("h100-8b", 8))
+			return configOf(shared(sharedCapacity*factor, 60*scale), seed, hosts("h100-8b", 8))
 		}}
 }
 
 func routers(name string, n int) Scenario {
 	return Scenario{Name: name, Title: fmt.Sprintf("%d routers", n), Note: "the stream of near_saturation at 300 req/s, accounts gossiped each second, no shared index",
 		Build: func(_ *Env, seed uint64, scale float64) (sim.Config, error) {
-			c, err := make1(shared(300, 60*scale), seed, hosts("h100-8b", 8))
+			c, err := configOf(shared(300, 60*scale), seed, hosts("h100-8b", 8))
 			c.Routers, c.GossipEvery, c.GossipAge = n, 1, 0.01
 			return c, err
 		}}
@@ -129,21 +129,21 @@ func faultScenarios() []Scenario {
 	return []Scenario{
 		{Name: "slow_replica", Title: "One replica 3x slower, nobody was told", Note: "8 x H100/8B, the stream of near_saturation at 240 req/s",
 			Build: func(_ *Env, seed uint64, scale float64) (sim.Config, error) {
-				c, err := make1(shared(240, 60*scale), seed, hosts("h100-8b", 8))
+				c, err := configOf(shared(240, 60*scale), seed, hosts("h100-8b", 8))
 				c.Replicas[3].Slow = 3
 				return c, err
 			}},
 		{Name: "loss_of_one", Title: "Loss of one of four at peak", Note: "4 x H100/8B at 150 req/s (87 % of capacity; 116 % of what three can); the loss at half time", Ideal: 0.5 + 0.5*sharedCapacity/2*0.75/150,
 			Build: func(_ *Env, seed uint64, scale float64) (sim.Config, error) {
 				d := 80 * scale
-				c, err := make1(shared(150, d), seed, hosts("h100-8b", 4))
+				c, err := configOf(shared(150, d), seed, hosts("h100-8b", 4))
 				c.Events = []sim.Event{{At: d / 2, Kind: sim.Kill, Replica: 2}}
 				return c, err
 			}},
 		{Name: "cold_join", Title: "Cold join at peak", Note: "4 x H100/8B at 180 req/s (104 % of capacity), a fifth joins with an empty cache at a quarter of the time",
 			Build: func(_ *Env, seed uint64, scale float64) (sim.Config, error) {
 				d := 80 * scale
-				c, err := make1(shared(180, d), seed, hosts("h100-8b", 5))
+				c, err := configOf(shared(180, d), seed, hosts("h100-8b", 5))
 				c.Replicas[4].Absent = true
 				c.Events = []sim.Event{{At: d / 4, Kind: sim.Join, Replica: 4}}
 				return c, err
@@ -156,7 +156,7 @@ func faultScenarios() []Scenario {
 func prior(name, title string, factor float64) Scenario {
 	return Scenario{Name: name, Title: title, Ideal: 1 / 1.15, Note: "overload_115, and the routers believe all time coefficients to be so wrong; counted from 30 s on",
 		Build: func(_ *Env, seed uint64, scale float64) (sim.Config, error) {
-			c, err := make1(shared(sharedCapacity*1.15, 30+50*scale), seed, hosts("h100-8b", 8))
+			c, err := configOf(shared(sharedCapacity*1.15, 30+50*scale), seed, hosts("h100-8b", 8))
 			c.Warmup = 30
 			for i := range c.Replicas {
 				c.Replicas[i].Prior = sim.Scale(sim.ToFleet(c.Replicas[i].Profile), factor)

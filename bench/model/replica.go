@@ -36,7 +36,7 @@ type Replica struct {
 	stepGrow   float64 // s more for each further step of the stretch
 	chunks     []chunk
 	stepTokens int
-	path       []int32 // scratch of start1
+	path       []int32 // scratch of admitHead
 
 	slow     float64
 	frozenAt float64 // NaN = running
@@ -250,7 +250,7 @@ func (r *Replica) finishStretch() {
 			}
 		}
 		for len(r.decode) > 0 && r.decode[0].finish <= r.step {
-			r.end1(now, r.decode[0], Length)
+			r.endSeq(now, r.decode[0], Length)
 		}
 	}
 	for _, c := range r.chunks {
@@ -302,7 +302,7 @@ func (r *Replica) prefilled(now float64, s *Seq) {
 	r.kv += float64(s.target)
 	r.decode.push(s, float64(s.finish))
 	if s.made >= s.Out {
-		r.end1(now, s, Length)
+		r.endSeq(now, s, Length)
 	}
 }
 
@@ -332,8 +332,8 @@ func (r *Replica) release(s *Seq) {
 	r.blocked = false
 }
 
-// end1 ends a running sequence.
-func (r *Replica) end1(now float64, s *Seq, why Reason) {
+// endSeq ends a running sequence.
+func (r *Replica) endSeq(now float64, s *Seq, why Reason) {
 	switch s.state {
 	case seqDecode:
 		r.leaveDecode(s)

@@ -17,7 +17,7 @@ func (r *Replica) schedule(t float64) {
 			r.stats.Aborted++
 			r.events = append(r.events, Event{Finish, t, s})
 		} else if s.state != seqEnded {
-			r.end1(t, s, Aborted)
+			r.endSeq(t, s, Aborted)
 		}
 	}
 	r.aborts = r.aborts[:0]
@@ -122,7 +122,7 @@ func (r *Replica) admit(t float64) (attn float64, tokens int) {
 	}
 	r.blocked = false
 	for budget > 0 && r.waiting.head != nil && !r.skip {
-		if s := r.waiting.head; r.running.len >= r.Profile.MaxSeqs || !r.start1(t, s) {
+		if s := r.waiting.head; r.running.len >= r.Profile.MaxSeqs || !r.admitHead(t, s) {
 			r.blocked = true
 			break
 		} else {
@@ -132,9 +132,9 @@ func (r *Replica) admit(t float64) (attn float64, tokens int) {
 	return attn, tokens
 }
 
-// start1 admits the head of the waiting queue when the cache can hold all of
+// admitHead admits the head of the waiting queue when the cache can hold all of
 // its tokens.
-func (r *Replica) start1(t float64, s *Seq) bool {
+func (r *Replica) admitHead(t float64, s *Seq) bool {
 	b := r.Profile.BlockTokens
 	target := s.Prompt + s.made
 	hit, path := r.cache.match(s.Segs, b, (target-1)/b, r.path[:0])
