@@ -1,0 +1,128 @@
+package fleet
+
+import "testing"
+
+func rules() *HealthRules {
+	r := &HealthRules{}
+	r.Defaults()
+	return r
+}
+
+func started(now float64) *Health {
+	h := &Health{}
+	h.Start(now, true, rules())
+	return h
+}
+
+func TestKilledReplicaIsBackByProbeAndTrial(t *testing.T) {
+	r, h := rules(), started(0)
+	h.Apply(10, EvidenceRefused, 0, r)
+	if h.State != StateEjected || h.Open() {
+		t.Fatalf("after a refused connection: %v", h.State)
+	}
+	for now := 11.0; now < 100; now++ { // a long outage, probed all the time
+		h.Apply(now, EvidenceProbeRefused, 0, r)
+		h.Tick(now, r)
+		if h.State != StateEjected {
+			t.Fatalf("%v at %v though every probe is refused", h.State, now)
+		}
+	}
+	h.Apply(100, EvidenceProbeOK, 0, r)
+	if !h.OneOnly(100) {
+		t.Fatalf("a good probe after an outage: %v", h.State)
+	}
+	h.Apply(100.6, EvidenceOK, 0, r)
+	if h.State != StateRamping || !h.Open() {
+		t.Fatalf("a good trial: %v", h.State)
+	}
+	h.Tick(105, r)
+	if h.Share <= r.RampFrom || h.Share >= 1 {
+		t.Fatalf("share in mid-ramp is %v", h.Share)
+	}
+	h.Tick(111, r)
+	if h.State != StateUp {
+		t.Fatalf("after the ramp: %v", h.State)
+	}
+}
+
+func TestBadTrialEjectsLonger(t *testing.T) {
+	r, h := rules(), started(0)
+	last := 0.0
+	now := 10.0
+	for i := 0; i < 6; i++ {
+		h.Apply(now, EvidenceAbort, 0, r)
+		length := h.Until - now
+		if h.State != StateEjected || length < last || length > r.EjectMax {
+			t.Fatalf("flap %d: %v for %v s, before %v", i, h.State, length, last)
+		}
+		last = length
+		now = h.Until
+		h.Tick(now, r)
+		if h.State != StateTrial {
+			t.Fatalf("after its time: %v", h.State)
+		}
+	}
+	if last != r.EjectMax {
+		t.Fatalf("six bad trials and it is out for only %v s", last)
+	}
+}
+
+func TestBusyIsNotDead(t *testing.T) {
+	r, h := rules(), started(0)
+	h.Apply(10, EvidenceBusy, 3, r)
+	if h.State != StateBusy || h.OneOnly(12.9) || !h.OneOnly(13) {
+		t.Fatalf("Retry-After 3 s: %v until %v", h.State, h.Until)
+	}
+	h.Apply(11, EvidenceBusy, 30, r) // an answer to a request of before
+	if h.Until != 13 {
+		t.Fatalf("a late answer moved the back-off to %v", h.Until)
+	}
+	h.Apply(13.1, EvidenceOK, 0, r)
+	if h.State != StateUp {
+		t.Fatalf("the probe request was answered: %v", h.State)
+	}
+	for i := 0; i < 20; i++ {
+		h.Apply(20+100*float64(i), EvidenceBusy, 0, r)
+		if h.State != StateBusy {
+			t.Fatalf("busy again and again is %v", h.State)
+		}
+	}
+}
+
+func TestDrainingIsLeftAloneThoughHealthy(t *testing.T) {
+	r, h := rules(), started(0)
+	h.Apply(10, EvidenceDraining, 0, r)
+	for now := 10.0; now < 200; now++ {
+		h.Apply(now, EvidenceProbeOK, 0, r) // vLLM's /health stays 200 meanwhile
+		h.Apply(now, EvidenceOK, 0, r)      // and what runs there ends well
+		h.Tick(now, r)
+		if h.State != StateDraining {
+			t.Fatalf("%v at %v", h.State, now)
+		}
+	}
+	h.Apply(200, EvidenceProbeRefused, 0, r) // it ended
+	h.Apply(203, EvidenceProbeOK, 0, r)      // and was started again
+	if h.State != StateTrial {
+		t.Fatalf("a restarted replica is %v", h.State)
+	}
+}
+
+func TestConsecutiveFailuresEject(t *testing.T) {
+	r, h := rules(), started(0)
+	h.Apply(1, EvidenceStatus5xx, 0, r)
+	h.Apply(2, EvidenceFirstTimeout, 0, r)
+	h.Apply(3, EvidenceOK, 0, r)
+	h.Apply(4, EvidenceStatus5xx, 0, r)
+	h.Apply(5, EvidenceReset, 0, r)
+	if h.State != StateUp {
+		t.Fatal("two failures, a good answer, two failures: ejected")
+	}
+	h.Apply(6, EvidenceProtocol, 0, r)
+	if h.State != StateEjected {
+		t.Fatal("three failures in a row: not ejected")
+	}
+	h.Apply(7, EvidenceProbeOK, 0, r)
+	if h.State != StateEjected {
+		t.Fatal("a good /health lifted what bad answers led to")
+	}
+}
