@@ -128,7 +128,7 @@ var Options = []Option{
 	{Path: "log.level", Default: "info", Live: true, Doc: "debug, info, warn or error. No level logs prompts, answers or keys."},
 	{Path: "log.format", Default: "json", Doc: "json or console."},
 
-	{Path: "integrity", Default: "terminate", Doc: "What becomes of a stream that breaks its protocol in a way that could mislead a client (two tool calls under one index, say): terminate (it ends with the event stream_integrity) or observe (it is passed on and counted). A healthy stream is never altered."},
+	{Path: "integrity", Default: "auto", Doc: "What becomes of an answer that breaks its protocol. terminate: it ends with the event stream_integrity (before its first byte: the next replica is tried). observe: it is passed on, counted and, where it shows before the head leaves, marked with X-Stream-Integrity. auto ends those after which a client would act on what the model never said (two tool calls under one index, an id that changes, broken JSON or UTF-8) and observes those that other makes of engines may show while all is well (another model's name, no finish reason). A healthy stream is never altered."},
 	{Path: "state_dir", Doc: "Folder of what has to outlive the process: when each fallback was last validated."},
 
 	{Path: "services[].name", Doc: "An auxiliary HTTP service: its outage is 503 NAME_unavailable on its own path and touches no inference request."},

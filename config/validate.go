@@ -68,7 +68,7 @@ func (v *validator) all() {
 		v.fail("tenants.header", "%q is not a header name", c.Tenants.Header)
 	}
 	v.oneOf("log.level", c.Log.Level, []string{"debug", "info", "warn", "error"})
-	v.oneOf("integrity", c.Integrity, []string{"observe", "terminate"})
+	v.oneOf("integrity", c.Integrity, []string{"observe", "auto", "terminate"})
 	v.services()
 	if t := c.Tracing.OTLP; t != "" && !strings.HasPrefix(t, "http://") && !strings.HasPrefix(t, "https://") {
 		v.fail("tracing.otlp", "%q is not an http:// or https:// URL", t)

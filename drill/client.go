@@ -49,7 +49,7 @@ func (c *Call) Honest() bool {
 	return (c.Status == 429 || c.Status == 503) && c.RetryAfter > 0 && c.Code != ""
 }
 
-var watched = []string{"X-Degraded", "X-Degraded-Tier", "X-Degraded-Reason", "X-Degraded-Kind", "Cache-Control", "Retry-After", "X-Request-Id", "X-Sandbox-Id", "Traceparent", "X-Should-Retry", "Age"}
+var watched = []string{"X-Degraded", "X-Degraded-Tier", "X-Degraded-Reason", "X-Degraded-Kind", "Cache-Control", "Retry-After", "X-Request-Id", "X-Sandbox-Id", "Traceparent", "X-Should-Retry", "Age", "X-Stream-Integrity"}
 
 // driver sends one load.
 type driver struct {

@@ -106,6 +106,7 @@ func (f *flight) reply(a reply) {
 // fail answers with an error of the router's own.
 func (f *flight) fail(e *wire.Error) {
 	f.errCode = e.Code
+	f.failClosed()
 	s := getScratch()
 	var extra []byte
 	if e.Status >= 400 {
@@ -147,7 +148,7 @@ func (f *flight) appendAnswerHead(dst []byte, h *answerHead, mode outMode, lengt
 		f.closeConn = true
 	}
 	dst = appendStatus(dst, h.status)
-	dst = f.appendOwn(dst)
+	dst = f.appendMark(f.appendOwn(dst))
 	retry := false
 	for rest := h.raw; len(rest) > 0; {
 		i := bytes.IndexByte(rest, '\n') + 1

@@ -108,6 +108,7 @@ func (f *flight) serve() {
 		w.Exclude[w.Excluded] = d.Replica
 		w.Excluded++
 		f.p.metrics.failovers[last.evidence].Inc()
+		f.backOff(last.evidence)
 	}
 }
 
@@ -193,6 +194,7 @@ func (f *flight) release(r result) {
 func (f *flight) attempt(r *replica, d *admission.Decision) result {
 	by := f.attemptDeadline(d)
 	f.obs.Reset(f.req.kind)
+	f.mark = wire.ViolationNone
 	u := r.take()
 	counted := false
 	for {

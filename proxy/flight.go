@@ -65,7 +65,7 @@ type flight struct {
 	head    answerHead
 	str     streamer
 	saved   saved
-	want    [1]string              // the model that has to answer
+	want    [2]string              // the model that has to answer, see wanted
 	watchFn func(data []byte) bool // watch, bound once
 	eachFn  func() bool            // each, bound once
 	phase   atomic.Uint32
@@ -88,6 +88,7 @@ type flight struct {
 	reason    admission.Reason
 	errCode   string
 	usage     wire.Usage
+	mark      wire.Violation // of the answer
 
 	tenantID   uint32
 	deadlineAt time.Time // the request's deadline; zero = none
@@ -115,7 +116,7 @@ func (f *flight) begin() {
 	f.predicted, f.firstAt, f.heldFor, f.sent = 0, 0, 0, 0
 	f.wrote, f.closeConn, f.placed, f.decided = false, false, false, false
 	f.lastEv, f.reason, f.errCode = fleet.EvidenceOK, admission.ReasonNone, ""
-	f.usage = wire.Usage{}
+	f.usage, f.mark = wire.Usage{}, wire.ViolationNone
 	f.climb = climb{}
 	f.limited = false
 	f.targets, f.target, f.pool = nil, nil, nil

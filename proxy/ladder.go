@@ -435,6 +435,15 @@ func (f *flight) countTier() {
 	}
 }
 
+// failClosed notes that the request ends in tier 4, an honest error: that is
+// no degraded answer, whatever rung it came from.
+func (f *flight) failClosed() {
+	if c := &f.climb; c.lr != nil {
+		c.tier = 0
+		c.lr.answers["4"].Inc()
+	}
+}
+
 // judge tells the state machine how a try of the primary went, once: at its
 // first byte, or at its failure.
 func (f *flight) judge(bad bool) {

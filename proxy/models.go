@@ -74,6 +74,7 @@ type target struct {
 	pool   *pool
 	served string // "" = as asked
 	id     uint32
+	root   string // what a replica says the model is (a path or name); it may answer by it
 }
 
 // routes is the table of all names; replaced as a whole when anything changes.
@@ -124,12 +125,12 @@ func (p *Proxy) routePool(t *routes, pl *pool) {
 		if !ok {
 			info = ModelInfo{ID: n}
 		}
-		t.add(n, info, target{pl, "", p.models.id(n)}, ok)
+		t.add(n, info, target{pl, "", p.models.id(n), info.Root}, ok)
 	}
 	// Adapters loaded beside the configured models are served, too.
 	for _, n := range found {
 		if infos[n].Parent != "" {
-			t.add(n, infos[n], target{pl, "", p.models.id(n)}, true)
+			t.add(n, infos[n], target{pl, "", p.models.id(n), infos[n].Root}, true)
 		}
 	}
 	first := p.firstModel(names, infos)
@@ -143,8 +144,9 @@ func (p *Proxy) routePool(t *routes, pl *pool) {
 			continue
 		}
 		info := infos[to]
+		served := target{pl, to, p.models.id(to), info.Root}
 		info.Root, info.ID = to, a
-		t.add(a, info, target{pl, to, p.models.id(to)}, listed)
+		t.add(a, info, served, listed)
 	}
 	if len(names) == 0 {
 		t.any = append(t.any, target{pool: pl})
@@ -190,7 +192,12 @@ func (t *routes) lookup(name string) []target {
 
 // resolve names the served model behind an alias; for prefix fingerprints.
 func (p *Proxy) resolve(name string) string {
-	if r := p.routes.Load().byName[name]; r != nil && r.pools[0].served != "" {
+	r := p.routes.Load().byName[name]
+	switch {
+	case r == nil:
+	case len(r.rungs) > 0 && r.rungs[0].ok:
+		return r.rungs[0].to.model(name)
+	case len(r.pools) > 0 && r.pools[0].served != "":
 		return r.pools[0].served
 	}
 	return name

@@ -7,12 +7,20 @@ import (
 )
 
 // watchModel makes the observer ready; the served name has to answer.
-func (f *flight) watchModel() {
+func (f *flight) watchModel() { f.obs.Reset(f.req.kind, f.wanted()...) }
+
+// wanted lists the names that the answer may give as its model: the one asked
+// of the replica, and what the replica says that this one is.
+func (f *flight) wanted() []string {
+	n := 1
 	f.want[0] = f.body.Model
 	if f.target.served != "" {
 		f.want[0] = f.target.served
 	}
-	f.obs.Reset(f.req.kind, f.want[:]...)
+	if f.target.root != "" {
+		f.want[1], n = f.target.root, 2
+	}
+	return f.want[:n]
 }
 
 // watch shows payload to the observer, and tells whether all of it may be
@@ -57,24 +65,37 @@ func (f *flight) inspect() bool {
 	return f.tolerate()
 }
 
-// fatal tells which violations end a stream at once: those after which a
-// client would act on what the model never said.
-func fatal(v wire.Violation) bool {
+// ends tells which violations end an answer: those after which a client would
+// act on what the model never said; when strict, also those that engines of
+// other makes may show while all is well. Broken tool arguments never do:
+// models write such. What is passed on is marked, see appendMark.
+func (f *flight) ends(v wire.Violation) bool {
 	switch v {
 	case wire.ToolIndexCollision, wire.IDChanged, wire.BrokenJSON, wire.BrokenUTF8:
-		return true
+		return !f.p.opt.TolerateViolations
+	case wire.ModelChanged, wire.ModelSubstitution, wire.MissingFinish:
+		return f.p.opt.StrictIntegrity && !f.p.opt.TolerateViolations
 	}
 	return false
+}
+
+// appendMark discloses a violation that was seen before the head left and is
+// passed on; what is seen later stands in the log and the metrics only.
+func (f *flight) appendMark(dst []byte) []byte {
+	if f.mark == wire.ViolationNone {
+		return dst
+	}
+	return append(append(append(dst, "X-Stream-Integrity: "...), f.mark.String()...), "\r\n"...)
 }
 
 // tolerate decides on the violation that the observer has noted, if any.
 func (f *flight) tolerate() bool {
 	v := f.obs.Violation
-	if mutant.On("tool-index-collision") && v == wire.ToolIndexCollision {
+	if mutant.On("no-integrity") || mutant.On("tool-index-collision") && v == wire.ToolIndexCollision {
 		return true
 	}
 	f.countViolation()
-	if v == wire.ViolationNone || !fatal(v) || f.p.opt.TolerateViolations {
+	if v == wire.ViolationNone || !f.ends(v) {
 		return true
 	}
 	f.str.evidence = fleet.EvidenceProtocol
@@ -87,7 +108,7 @@ func (f *flight) countViolation() {
 		return
 	}
 	if v := f.obs.Violation; v != wire.ViolationNone && !f.str.counted {
-		f.str.counted = true
+		f.str.counted, f.mark = true, v
 		f.p.metrics.integrity[v].Inc()
 	}
 }
@@ -127,13 +148,16 @@ func evidenceOfClass(c wire.ErrorClass) fleet.Evidence {
 
 // healthyAnswer tells whether the body of a 200 in one piece is an answer.
 func (f *flight) healthyAnswer(b []byte) (fleet.Evidence, bool) {
-	f.watchModel()
-	a := wire.ParseAnswer(f.req.kind, b, f.want[:]...)
+	a := wire.ParseAnswer(f.req.kind, b, f.wanted()...)
 	if a.Usage.Seen {
 		f.usage = a.Usage
 	}
-	if a.Violation != wire.ViolationNone {
+	if a.Violation != wire.ViolationNone && !mutant.On("no-integrity") {
 		f.p.metrics.integrity[a.Violation].Inc()
+		f.mark = a.Violation
+		if f.ends(a.Violation) {
+			return fleet.EvidenceProtocol, false
+		}
 	}
 	switch {
 	case !a.Failed() || a.Err == wire.ErrorClient:

@@ -82,6 +82,9 @@ type Options struct {
 	// that could mislead a client (two tool calls under one index, say); they
 	// are only counted then. Default: such a stream ends in stream_integrity.
 	TolerateViolations bool
+	// StrictIntegrity also ends streams whose violation other makes of engines
+	// may show while all is well: another model's name, no finish reason.
+	StrictIntegrity bool
 
 	MaxBody        int // bytes of a request body; 0 = 32 MiB; more is answered 413
 	MaxHeader      int // bytes of a request's head, and of a replica's; 0 = 16 KiB; more is answered 431

@@ -104,6 +104,7 @@ func upstreamFailure(ev fleet.Evidence) string {
 
 // answerSaved sends a replica's refusal as it came.
 func (f *flight) answerSaved() {
+	f.failClosed()
 	s := getScratch()
 	defer putScratch(s)
 	f.status, f.wrote = f.saved.head.status, true
@@ -193,6 +194,7 @@ func (f *flight) logLine(status int, now float64) {
 		zap.Int("status", status),
 		zap.String("outcome", outcomeWords[f.outcome]),
 		zap.String("code", f.errCode),
+		zap.String("integrity", f.mark.String()),
 		zap.String("model", f.body.Model),
 		zap.String("replica", replicaName),
 		zap.Int("attempts", f.attempts),

@@ -68,8 +68,8 @@ func proxyOptions(c *config.Config, budgets map[string]*admission.AttemptBudget)
 	o := proxy.Options{
 		TenantHeader: c.Tenants.Header,
 		PassAuth:     c.Forward.ClientAuth, TrustForwarded: c.Forward.TrustClient, ShowReplica: c.Forward.ShowReplica,
-		TolerateViolations: c.Integrity == "observe",
-		MaxBody:            int(c.Limits.MaxBody), MaxHeader: int(c.Limits.MaxHeader), MaxInFlight: c.Limits.MaxInFlight,
+		TolerateViolations: c.Integrity == "observe", StrictIntegrity: c.Integrity == "terminate",
+		MaxBody: int(c.Limits.MaxBody), MaxHeader: int(c.Limits.MaxHeader), MaxInFlight: c.Limits.MaxInFlight,
 		MaxConnections: c.Limits.MaxConnections, BufferAnswer: int(c.Limits.BufferAnswer),
 		HeaderTimeout: c.Timeouts.Header, BodyTimeout: c.Timeouts.Body, IdleTimeout: c.Timeouts.Idle, WriteTimeout: c.Timeouts.Write,
 		ConnectTimeout: c.Timeouts.Connect, FirstToken: c.Timeouts.FirstToken, AnswerTimeout: c.Timeouts.Answer,
