@@ -15,8 +15,8 @@ type dechunker struct {
 }
 
 const (
-	dcSize uint8 = iota
-	dcSpace // white space behind the size
+	dcSize  uint8 = iota
+	dcSpace       // white space behind the size
 	dcExt
 	dcSizeLF
 	dcData
@@ -24,7 +24,8 @@ const (
 	dcDataLF
 	dcTrailer   // at the start of a trailer line
 	dcTrailLine // in one
-	dcTrailLF   // CR of the empty line seen
+	dcTrailLineLF
+	dcTrailLF // CR of the empty line seen
 	dcEnd
 )
 
@@ -98,8 +99,6 @@ func (d *dechunker) next(p []byte) (data []byte, n int, err error) {
 				return nil, n, errBadChunk
 			case b == '\r':
 				d.state = dcSizeLF
-			case b == ';':
-				d.state = dcExt
 			case b != ' ' && b != '\t':
 				return nil, n, errBadChunk
 			}
@@ -143,12 +142,17 @@ func (d *dechunker) next(p []byte) (data []byte, n int, err error) {
 				d.state = dcTrailLF
 			}
 		case dcTrailLine:
-			if d.total++; d.total > extLimit {
+			if d.total++; d.total > extLimit || b == '\n' {
 				return nil, n, errBadChunk
 			}
-			if b == '\n' {
-				d.state = dcTrailer
+			if b == '\r' {
+				d.state = dcTrailLineLF
 			}
+		case dcTrailLineLF:
+			if b != '\n' {
+				return nil, n, errBadChunk
+			}
+			d.state = dcTrailer
 		case dcTrailLF:
 			if b != '\n' {
 				return nil, n, errBadChunk
