@@ -1,0 +1,61 @@
+package apptest
+
+import (
+	"sync/atomic"
+	"testing"
+	"time"
+)
+
+// warming streams 12 events; a replica's first requests are slow, as those of
+// a cold engine are.
+func warming(slowFirst int32) func(*conn) {
+	var n atomic.Int32
+	return func(c *conn) {
+		ttft, gap := 5*time.Millisecond, 4*time.Millisecond
+		if n.Add(1) <= slowFirst {
+			ttft, gap = 500*time.Millisecond, 80*time.Millisecond
+		}
+		c.sseHead()
+		time.Sleep(ttft)
+		for i := range 12 {
+			c.chunk(frame(i))
+			time.Sleep(gap)
+		}
+		c.chunk(frameFin)
+		c.chunk(frameUse)
+		c.chunk(frameDone)
+		c.end()
+	}
+}
+
+// TestColdStartIsForgotten: replicas that were slow at first and are as good
+// as the third now get their part of the load again; what was learned of them
+// cannot be corrected by traffic that they do not get.
+func TestColdStartIsForgotten(t *testing.T) {
+	t.Parallel()
+	us := []*mock{replica(t, warming(4)), replica(t, warming(4)), replica(t, warming(0))}
+	r := start(t, "", us...)
+	load := func(d time.Duration) {
+		end := time.Now().Add(d)
+		parallel(6, func(int) bool {
+			for time.Now().Before(end) {
+				wantOK(t, r.post(chat, reqStream))
+			}
+			return true
+		})
+	}
+	load(12 * time.Second)
+	before := [3]int{us[0].count(), us[1].count(), us[2].count()}
+	load(4 * time.Second)
+	total, got := 0, [3]int{}
+	for i, u := range us {
+		got[i] = u.count() - before[i]
+		total += got[i]
+	}
+	t.Logf("after 12 s the replicas got %v", got)
+	for i, n := range got {
+		if n*10 < total {
+			t.Errorf("U%d got %d of %d requests of the last 4 s, want at least a tenth", i+1, n, total)
+		}
+	}
+}
