@@ -1,0 +1,206 @@
+package admission
+
+import (
+	"fmt"
+	"math"
+	"testing"
+
+	"github.com/penstock/penstock/fleet"
+	"github.com/penstock/penstock/scorer"
+	"pgregory.net/rapid"
+)
+
+// TestRandomLives drives a pool through random arrivals, answers, failures,
+// joins, drains, samples and peers, and checks that accounts are exact.
+func TestRandomLives(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		classes := []Class{{Name: "top", Wait: -1}, {Name: "mid", Wait: 1}, {Name: "low", Wait: 5, Patient: true}, {Name: "never", Wait: 0}}
+		cfg := Config{
+			Policy:    rapid.SampledFrom(scorer.Names()).Draw(t, "policy"),
+			Shadow:    rapid.SampledFrom([]string{"", "lmetric"}).Draw(t, "shadow"),
+			Classes:   classes[:rapid.IntRange(1, 4).Draw(t, "classes")],
+			Objective: rapid.SampledFrom([]Objective{{}, {TTFT: 0.3}, {TTFT: 1, TTFTPer1k: 0.1, ITL: 0.03}}).Draw(t, "objective"),
+			Cap:       rapid.SampledFrom([]int{0, 0, 2}).Draw(t, "cap"),
+			MaxHeld:   rapid.SampledFrom([]int{0, 3}).Draw(t, "max held"),
+			Headroom:  rapid.SampledFrom([]float64{0, 0.3}).Draw(t, "headroom"),
+			NoHold:    rapid.Bool().Draw(t, "no hold"),
+		}
+		p := New(cfg)
+		now := 1.0
+		join := func(id int) {
+			var prof *fleet.Profile
+			if id%2 == 0 {
+				prof = h100()
+			}
+			p.Join(now, ReplicaSpec{ID: fleet.ID(id), Profile: prof, Warm: id%3 == 0})
+		}
+		for id := 1; id <= rapid.IntRange(1, 5).Draw(t, "replicas"); id++ {
+			join(id)
+		}
+		var held, placed []*Ticket
+		drop := func(l []*Ticket, i int) []*Ticket { l[i] = l[len(l)-1]; return l[:len(l)-1] }
+		settle := func() {
+			for _, x := range p.Advance(now, nil) {
+				at := -1
+				for i, h := range held {
+					if h == x {
+						at = i
+					}
+				}
+				if at < 0 {
+					t.Fatal("Advance returned a ticket that was not held")
+				}
+				held = drop(held, at)
+				switch x.Decision.Verdict {
+				case Placed:
+					placed = append(placed, x)
+				case Shed:
+				default:
+					t.Fatalf("Advance returned %+v", x.Decision)
+				}
+			}
+			for _, x := range p.Revoked(nil) {
+				at := -1
+				for i, h := range placed {
+					if h == x {
+						at = i
+					}
+				}
+				if at < 0 {
+					t.Fatal("Revoked returned a ticket that is not placed")
+				}
+				placed = drop(placed, at)
+				p.Done(now, x, End{Outcome: Failed, Evidence: fleet.EvidenceReset})
+			}
+		}
+		end := func(i int) {
+			x := placed[i]
+			placed = drop(placed, i)
+			e := End{Outcome: Outcome(rapid.IntRange(1, 3).Draw(t, "outcome"))}
+			if e.Outcome == Failed {
+				e.Evidence = fleet.Evidence(rapid.IntRange(1, 9).Draw(t, "evidence"))
+			}
+			if e.Outcome == Finished {
+				e.Prompt, e.Completion, e.Cached = x.Work.Prompt, rapid.IntRange(0, 300).Draw(t, "made"), rapid.IntRange(0, 100).Draw(t, "cached")
+			}
+			p.Done(now, x, e)
+			if e.Outcome == Failed && x.Work.Excluded < 4 && rapid.Bool().Draw(t, "again") {
+				x.Work.Exclude[x.Work.Excluded] = x.Decision.Replica
+				x.Work.Excluded++
+				switch p.Admit(now, x).Verdict {
+				case Placed:
+					placed = append(placed, x)
+				case Held:
+					held = append(held, x)
+				}
+			}
+		}
+		for range rapid.IntRange(1, 200).Draw(t, "steps") {
+			now += rapid.SampledFrom([]float64{0, 0.001, 0.02, 0.3, 3}).Draw(t, "dt")
+			switch rapid.IntRange(0, 13).Draw(t, "what") {
+			case 0, 1, 2, 3:
+				blocks := make([]uint64, rapid.IntRange(0, 30).Draw(t, "blocks"))
+				for i := range blocks {
+					blocks[i] = uint64(i+1) * 0x9e3779b97f4a7c15
+				}
+				x := &Ticket{Work: fleet.Work{Tenant: uint32(rapid.IntRange(0, 3).Draw(t, "tenant")), Class: uint8(rapid.IntRange(0, 4).Draw(t, "class")),
+					Prompt: rapid.SampledFrom([]int{0, 10, 1000, 30_000, 2_000_000}).Draw(t, "prompt"), Bytes: 100, Blocks: blocks, Tokens: 16,
+					Whole: rapid.Bool().Draw(t, "whole"), Deadline: rapid.SampledFrom([]float64{0, now + 0.5}).Draw(t, "deadline")}}
+				switch d := p.Admit(now, x); d.Verdict {
+				case Placed:
+					placed = append(placed, x)
+				case Held:
+					held = append(held, x)
+				case Shed:
+					if d.Reason == ReasonNone {
+						t.Fatal("shed without a reason")
+					}
+				}
+			case 4, 5:
+				if len(placed) > 0 {
+					p.First(now, placed[rapid.IntRange(0, len(placed)-1).Draw(t, "who")])
+				}
+			case 6:
+				if len(placed) > 0 {
+					p.Progress(now, placed[rapid.IntRange(0, len(placed)-1).Draw(t, "who")], rapid.IntRange(0, 500).Draw(t, "tokens"))
+				}
+			case 7, 8:
+				if len(placed) > 0 {
+					end(rapid.IntRange(0, len(placed)-1).Draw(t, "who"))
+				}
+			case 9:
+				if len(held) > 0 {
+					i := rapid.IntRange(0, len(held)-1).Draw(t, "who")
+					p.Leave(now, held[i])
+					held = drop(held, i)
+				}
+			case 10:
+				id := fleet.ID(rapid.IntRange(1, 6).Draw(t, "id"))
+				switch rapid.IntRange(0, 3).Draw(t, "change") {
+				case 0:
+					p.Remove(now, id)
+				case 1:
+					join(int(id))
+				default:
+					p.Drain(now, id, rapid.Bool().Draw(t, "on"))
+				}
+			case 11:
+				p.Evidence(now, fleet.ID(rapid.IntRange(1, 6).Draw(t, "id")), fleet.Evidence(rapid.IntRange(0, fleet.EvidenceCount-1).Draw(t, "probe")))
+			case 12:
+				nan := math.NaN()
+				p.Observe(now, fleet.ID(rapid.IntRange(1, 6).Draw(t, "id")), rapid.SampledFrom([]fleet.Sample{
+					{At: now, Waiting: nan, Running: nan, KVUsage: nan, Steps: -1, PromptTokens: -1, OutputTokens: -1},
+					{At: now, Waiting: 50, Running: 50, KVUsage: 0.9, KVTokens: 100_000, Steps: now, PromptTokens: now, OutputTokens: now},
+					{At: now, Broken: true},
+				}).Draw(t, "sample"))
+			case 13:
+				p.Peers(now, fmt.Sprint("peer", rapid.IntRange(0, 1).Draw(t, "peer")), rapid.SampledFrom([]map[fleet.ID]fleet.Load{nil,
+					{1: {Requests: 5, Prefilling: 2, PrefillTokens: 900, KVTokens: 4000, OutTokens: 500}}}).Draw(t, "loads"))
+			}
+			if rapid.IntRange(0, 2).Draw(t, "settle") > 0 {
+				settle()
+			}
+			for i := range p.View().Replicas {
+				v := &p.View().Replicas[i]
+				l := v.Load()
+				if l.Requests < 0 || l.Prefilling < 0 || l.PrefillTokens < 0 || l.KVTokens < 0 || l.OutTokens < 0 || l.Unique < 0 {
+					t.Fatalf("negative account %+v", l)
+				}
+				if cfg.Cap > 0 && v.Own.Requests > cfg.Cap && v.Health.State != fleet.StateTrial {
+					t.Fatalf("%d at a replica with cap %d", v.Own.Requests, cfg.Cap)
+				}
+			}
+		}
+		for len(placed) > 0 {
+			end(0)
+		}
+		now += 1000
+		settle()
+		for len(placed) > 0 || len(held) > 0 {
+			for len(placed) > 0 {
+				x := placed[0]
+				placed = drop(placed, 0)
+				p.Done(now, x, End{Outcome: Cancelled})
+			}
+			for len(held) > 0 {
+				p.Leave(now, held[0])
+				held = drop(held, 0)
+			}
+		}
+		for i := range p.View().Replicas {
+			l := p.View().Replicas[i].Own
+			l.LastFirst = 0
+			if l != (fleet.Load{}) {
+				t.Fatalf("account is not zero: %+v", l)
+			}
+		}
+		s := p.Stats()
+		shed := uint64(0)
+		for _, n := range s.Shed {
+			shed += n
+		}
+		if s.Placed != s.Finished+s.Failed+s.Cancelled || s.Offered != s.Placed+s.Left+shed || s.Held != 0 || s.HeldBytes != 0 || s.HeldWork != 0 {
+			t.Fatalf("books do not balance: %+v", s)
+		}
+	})
+}
