@@ -225,6 +225,59 @@ func TestAliasOfAnotherModel(t *testing.T) {
 	p.stop()
 }
 
+// Two routers see each other, and each other's account.
+func TestPeers(t *testing.T) {
+	s := emulated(t, "")
+	key := filepath.Join(t.TempDir(), "key")
+	if err := os.WriteFile(key, []byte("MDEyMzQ1Njc4OWFiY2RlZg==\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	bindA, bindB := free(t), free(t)
+	router := func(name, bind, join string) *process {
+		file := filepath.Join(t.TempDir(), "p.yaml")
+		text := fmt.Sprintf("pools: [{name: main, models: [m1], replicas: {static: [%q]}}]\npeers: {name: %s, bind: %q, join: [%q], key_file: %q}\n", s.URL(), name, bind, join, key)
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return startServe(t, "--config", file)
+	}
+	a := router("one", bindA, bindB)
+	b := router("two", bindB, bindA)
+	a.until("ready", a.ready)
+	b.until("ready", b.ready)
+	var out bytes.Buffer
+	a.until("one sees two", func() bool {
+		out.Reset()
+		return showPeers(context.Background(), []string{"--admin", a.admin}, &out, &out) == 0 && strings.Contains(out.String(), "two") && strings.Contains(out.String(), "fresh")
+	})
+	if strings.Contains(out.String(), "differs") {
+		t.Errorf("equal configurations differ:\n%s", out.String())
+	}
+	// A long answer through two is in one's view of the replica.
+	go func() {
+		resp, err := http.Post(b.api+"/v1/chat/completions", "application/json", strings.NewReader(`{"model":"m1","stream":true,"max_tokens":2000,"messages":[{"role":"user","content":"long"}]}`))
+		if err == nil {
+			_, _ = io.Copy(io.Discard, resp.Body)
+			resp.Body.Close()
+		}
+	}()
+	a.until("two's request is in one's account", func() bool {
+		var r struct {
+			Replicas []struct {
+				Peers struct{ Requests int } `json:"peers_account"`
+			}
+		}
+		_, body := get(a.admin + "/admin/v1/replicas")
+		return json.Unmarshal([]byte(body), &r) == nil && len(r.Replicas) == 1 && r.Replicas[0].Peers.Requests == 1
+	})
+	b.stop()
+	a.until("two has left", func() bool {
+		out.Reset()
+		return showPeers(context.Background(), []string{"--admin", a.admin, "--json"}, &out, &out) == 0 && !strings.Contains(out.String(), `"fresh": 1`)
+	})
+	a.stop()
+}
+
 // A reload lets replicas come and go; a broken file changes nothing and is
 // counted.
 func TestReload(t *testing.T) {
