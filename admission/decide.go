@@ -94,13 +94,13 @@ func (p *Pool) candidates(now float64, w *fleet.Work, block *replica) (why tryRe
 			} else {
 				ramping = true
 			}
-			if r == block || p.cfg.Cap > 0 && v.Own.Requests+v.Peers.Requests >= p.cfg.Cap {
+			if r == block || p.capped(v) {
 				continue
 			}
 			c.Cand = append(c.Cand, int32(i))
 		case v.Health.OneOnly(now):
 			later = true
-			if r.trials == 0 && trial < 0 && now-r.lastTrial >= p.cfg.TrialEvery {
+			if r.trials == 0 && trial < 0 && !p.capped(v) && now-r.lastTrial >= p.cfg.TrialEvery {
 				trial = i
 			}
 		case v.Health.State == fleet.StateBusy:
@@ -147,6 +147,11 @@ func mayBeAlive(e fleet.Evidence) bool {
 	return false
 }
 
+// capped tells that the replica has as many requests as the cap allows.
+func (p *Pool) capped(v *fleet.Replica) bool {
+	return p.cfg.Cap > 0 && v.Own.Requests+v.Peers.Requests >= p.cfg.Cap
+}
+
 func (p *Pool) failOpen(w *fleet.Work) {
 	c := &p.ctx
 	for i := range p.view.Replicas {
@@ -156,7 +161,7 @@ func (p *Pool) failOpen(w *fleet.Work) {
 			w.Excludes(v.ID) || v.Health.State != fleet.StateEjected || !mayBeAlive(v.Health.Reason) || !p.holds(r, w) {
 			continue
 		}
-		if p.cfg.Cap > 0 && v.Own.Requests+v.Peers.Requests >= p.cfg.Cap {
+		if p.capped(v) {
 			continue
 		}
 		c.Cand = append(c.Cand, int32(i))

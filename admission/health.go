@@ -314,9 +314,11 @@ func (p *Pool) otherLoad(r *replica, v *fleet.Replica, s *fleet.Sample) {
 	n := math.Floor(both)
 	waiting := min(n, s.Waiting)
 	mean := float64(p.cfg.OutPrior)
+	// Priced as the pool's own requests are: another figure for each replica,
+	// by what it happens to hold, would set replicas apart that say the same.
 	prompt := 500.0
-	if known > 0 && v.Own.Requests > 0 {
-		prompt = v.Own.KVTokens / float64(v.Own.Requests)
+	if p.prompt.n > 0 {
+		prompt = p.prompt.v
 	}
 	v.Other = fleet.Load{Requests: int(n), Prefilling: int(waiting), PrefillTokens: waiting * prompt,
 		KVTokens: n * prompt, OutTokens: n * mean / 2}

@@ -59,6 +59,7 @@ type Pool struct {
 	held   heldQueue
 	models map[uint32]*modelStats
 	outs   map[outKey]*mean
+	prompt mean // tokens of the prompts placed here, for work that is seen only as a count
 
 	seed      uint64
 	dirty     bool    // something changed since the last look at the held queue
@@ -267,6 +268,7 @@ func (p *Pool) normalise(now float64, t *Ticket) {
 // charge reserves the replica for the ticket.
 func (p *Pool) charge(now float64, t *Ticket, r *replica, pr *scorer.Prediction) {
 	v := &p.view.Replicas[r.i]
+	p.prompt.add(float64(t.Work.Prompt))
 	t.phase = phasePlaced
 	t.rep = r
 	t.placedAt = now
@@ -471,13 +473,13 @@ func (p *Pool) Leave(now float64, t *Ticket) {
 	switch t.phase {
 	case phaseHeld:
 		p.held.remove(t)
+		p.stats.Left++
 	case phaseOut:
-		p.held.unpend(t)
+		p.held.unpend(t) // counted as shed already
 	default:
 		panic("BUG: admission: Leave of a ticket that is not held")
 	}
 	p.tick(now)
-	p.stats.Left++
 	t.phase = phaseIdle
 	p.dirty = true
 }
