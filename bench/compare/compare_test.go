@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/csv"
 	"encoding/json"
+	"errors"
 	"math"
 	"os"
 	"path/filepath"
@@ -133,7 +134,7 @@ func TestScenariosBuild(t *testing.T) {
 		}
 		seen[s.Name] = true
 		c, err := s.Build(&Env{}, 1, 0.05)
-		if err == errNoTraces {
+		if errors.Is(err, errNoTraces) {
 			continue
 		}
 		if err != nil || len(c.Requests) == 0 {

@@ -229,7 +229,8 @@ func (k *conn) head(req *reqInfo, status int, ctype string, length int, extra st
 	if length < 0 {
 		b = append(b, "transfer-encoding: chunked\r\n"...)
 	}
-	k.out = append(b, "\r\n"...)
+	b = append(b, "\r\n"...)
+	k.out = b
 }
 
 // reply sends a whole answer.

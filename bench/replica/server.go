@@ -33,7 +33,6 @@ type Server struct {
 	touched  []*conn
 	ended    float64 // requests that ended, by reason, for the page
 	stopped  float64
-	aborted  float64
 	rejected float64
 	draining bool
 	dying    bool // engine dead: health 503
@@ -295,7 +294,7 @@ func (s *Server) other(k *conn, info *reqInfo, req *http.Request, body []byte) {
 	if postPaths[path] {
 		want = http.MethodPost
 	}
-	if info.method != want && !(path == "/ping" && info.method == http.MethodPost) {
+	if info.method != want && (path != "/ping" || info.method != http.MethodPost) {
 		k.reply(info, 405, jsonType, []byte(`{"detail":"Method Not Allowed"}`), "allow: "+want+"\r\n")
 		return
 	}

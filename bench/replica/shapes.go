@@ -74,10 +74,9 @@ func (s *Server) chatChunk(c *choice, delta, finish string, roleChunk bool) {
 	b = append(b, `,"delta":`...)
 	b = append(b, delta...)
 	b = append(b, `,"logprobs":null,"finish_reason":`...)
-	switch {
-	case finish == "":
+	if finish == "" {
 		b = append(b, "null"...)
-	default:
+	} else {
 		b = appendQuoted(b, finish)
 		b = append(b, `,"stop_reason":null`...)
 	}

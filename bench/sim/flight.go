@@ -228,7 +228,7 @@ func (s *simulation) step(n *node) {
 			s.settle(r)
 		}
 	}
-	if n.Replica.Queued() == 0 {
+	if n.Queued() == 0 {
 		if math.IsNaN(n.idle) {
 			n.idle = s.now
 		}

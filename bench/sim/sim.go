@@ -165,7 +165,8 @@ func (n *node) joinSpec(warm bool) admission.ReplicaSpec {
 // push schedules an occurrence.
 func (s *simulation) push(at float64, k occKind, a, b int, f *flight) {
 	s.seqNo++
-	h := append(s.heap, occurrence{at, s.seqNo, k, int32(a), int32(b), f})
+	s.heap = append(s.heap, occurrence{at, s.seqNo, k, int32(a), int32(b), f})
+	h := s.heap
 	i := len(h) - 1
 	for i > 0 {
 		p := (i - 1) / 2
@@ -175,7 +176,6 @@ func (s *simulation) push(at float64, k occKind, a, b int, f *flight) {
 		h[i], h[p] = h[p], h[i]
 		i = p
 	}
-	s.heap = h
 }
 
 func before(a, b *occurrence) bool { return a.at < b.at || a.at == b.at && a.seq < b.seq }
