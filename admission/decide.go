@@ -61,7 +61,7 @@ func (p *Pool) candidates(now float64, w *fleet.Work, block *replica) (why tryRe
 	c.Cand = c.Cand[:0]
 	trial = -1
 	var serves, permitted, fits, untried, later, ramping, elsewhere bool
-	upReqs, ups := 0, 0
+	upReqs, upPre, ups := 0, 0, 0
 	soft := 0
 	for i := range p.view.Replicas {
 		v := &p.view.Replicas[i]
@@ -90,6 +90,7 @@ func (p *Pool) candidates(now float64, w *fleet.Work, block *replica) (why tryRe
 			later = true
 			if v.Health.State == fleet.StateUp {
 				upReqs += requests
+				upPre += v.Own.Prefilling + v.Peers.Prefilling + v.Other.Prefilling
 				ups++
 			} else {
 				ramping = true
@@ -110,7 +111,7 @@ func (p *Pool) candidates(now float64, w *fleet.Work, block *replica) (why tryRe
 		}
 	}
 	if ramping {
-		p.limitRamps(upReqs, ups)
+		p.limitRamps(upReqs, upPre, ups)
 	}
 	switch {
 	case later || trial >= 0:
@@ -172,18 +173,20 @@ func (p *Pool) failOpen(w *fleet.Work) {
 }
 
 // limitRamps takes ramping replicas out that have their share already: that
-// share of what the others have on average.
-func (p *Pool) limitRamps(upReqs, ups int) {
+// share of what the others have on average, of requests and, since its cache is
+// cold and each prompt costs it more than them, of prompts being computed.
+func (p *Pool) limitRamps(requests, prefills, ups int) {
 	if ups == 0 {
 		return
 	}
-	mean := float64(upReqs) / float64(ups)
+	n := float64(ups)
 	keep := p.ctx.Cand[:0]
 	for _, i := range p.ctx.Cand {
 		v := &p.view.Replicas[i]
 		if v.Health.State == fleet.StateRamping {
-			n := v.Own.Requests + v.Peers.Requests + v.Other.Requests
-			if float64(n) >= max(1, math.Ceil(v.Health.Share*(mean+1))) {
+			l := v.Load()
+			most := func(mean float64) int { return int(max(1, math.Ceil(v.Health.Share*(mean+1)))) }
+			if l.Requests >= most(float64(requests)/n) || l.Prefilling >= most(2*float64(prefills)/n) {
 				continue
 			}
 		}

@@ -391,6 +391,7 @@ func (p *Pool) shedNow(now float64, t *Ticket, why Reason) Decision {
 // shedHeld takes a held ticket out; the next Advance returns it.
 func (p *Pool) shedHeld(now float64, t *Ticket, why Reason) {
 	p.held.remove(t)
+	p.drain.add(now, t.work) // it leaves the queue too
 	p.shedNow(now, t, why)
 	t.phase = phaseOut
 	p.held.out = append(p.held.out, t)
@@ -567,7 +568,8 @@ func (p *Pool) NextWake(now float64) float64 {
 // watchEvery is how often Advance has to run while anything is in flight.
 const watchEvery = 0.25
 
-// drainRate measures the token-work per second that leaves for replicas.
+// drainRate measures the token-work per second that leaves the router: for
+// replicas, or shed from the queue.
 type drainRate struct {
 	rate  float64
 	since float64
@@ -614,7 +616,7 @@ func (p *Pool) forecast(now float64, w *fleet.Work, why Reason) float64 {
 	}
 	wait := 1.0
 	if p.drain.rate > 0 {
-		wait = (ahead + p.tokenWork(w)) / p.drain.rate
+		wait = max(ahead, p.tokenWork(w)) / p.drain.rate
 	}
 	if why == ReasonNoReplica || why == ReasonExhausted {
 		wait = max(wait, 1)
