@@ -80,7 +80,7 @@ func (p *Pool) learnFirst(now float64, t *Ticket, v *fleet.Replica) {
 	// offset: a scale learned from it would price long prompts wrongly.
 	work := t.prefill + t.queue
 	rest := max(0, t.ttft-work)
-	if work > 2*rest {
+	if work > rest {
 		ratio := clampRatio((observed - rest) / work)
 		p.learnScale(t.rep, &l.prefill, math.Log(ratio*t.scale))
 	} else if t.alone {
