@@ -104,7 +104,9 @@ func Predict(now float64, r *fleet.Replica, w *fleet.Work, hit float64, par *Par
 		// Half of the step that runs, with the prefills in it, and its own.
 		wait = decode + 0.5*decode/(1-min(0.9, r.PrefillShare))
 	} else if prefilling > 0 {
-		wait = decode
+		// They will decode beside this one: priced lower, a burst goes to the one
+		// replica whose requests have not begun.
+		wait = 1.5 * decode
 	}
 
 	// Memory and sequence slots come free as decodes end.
