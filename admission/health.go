@@ -274,6 +274,9 @@ func (p *Pool) Observe(now float64, id fleet.ID, s fleet.Sample) {
 		r.profile.KVTokens = int(kv)
 		p.index.setLimit(r.slot, int(kv/r.blockSize))
 	}
+	if !r.given && s.Running > float64(r.profile.MaxSeqs) {
+		r.profile.MaxSeqs = int(s.Running)
+	}
 	p.otherLoad(r, v, &s)
 	if u := s.KVUsage; u == u && u >= 0 {
 		shared := max(0, u*float64(r.profile.KVTokens)-(v.Memory()-v.Shared))

@@ -81,7 +81,6 @@ func (p *Pool) learnFirst(now float64, t *Ticket, v *fleet.Replica) {
 	work := t.prefill + t.queue
 	rest := max(0, t.ttft-work)
 	if work > rest {
-		ratio := clampRatio((observed - rest) / work)
 		p.learnScale(t.rep, &l.prefill, math.Log(ratio*t.scale))
 	} else if t.alone {
 		// A median, common to all: one step for each first token that had

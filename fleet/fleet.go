@@ -196,7 +196,7 @@ func (r *Replica) Serves(model uint32) bool {
 // factors and a low trust stand between it and decisions.
 func Generic() Profile {
 	return Profile{Name: "generic", Base: 0.012, PerPrefill: 4e-5, PerSeq: 3e-5, PerKV: 1e-7, PerAttn: 4e-9,
-		KVTokens: 200_000, MaxSeqs: 256, MaxBatched: 2048, BlockTokens: 16}
+		KVTokens: 200_000, MaxSeqs: 1024, MaxBatched: 2048, BlockTokens: 16}
 }
 
 // View is what a decision is made from. It is not changed while one is made.
