@@ -44,7 +44,7 @@ func (f *flight) serve() {
 				i++
 				continue
 			}
-			if f.descend(whyDown(d.Reason)) {
+			if f.descend(whyDown(d.Reason, last)) {
 				if f.outcome != outcomeNone {
 					return
 				}

@@ -470,13 +470,14 @@ func (f *flight) judgeResult(r result) {
 	}
 }
 
-// whyDown is the word for leaving a rung after a shed.
-func whyDown(r admission.Reason) string {
+// whyDown is the word for leaving a rung after a shed; last is the attempt
+// before it, if there was one.
+func whyDown(r admission.Reason, last result) string {
 	switch r {
 	case admission.ReasonNoReplica, admission.ReasonNotPermitted:
 		return degradedGone
 	case admission.ReasonExhausted:
-		return degradedFailed
+		return whyFailed(last.evidence)
 	case admission.ReasonDeadline:
 		return degradedSlow
 	case admission.ReasonTooLong:
