@@ -265,7 +265,7 @@ class Load:
         detail = f"{total} requests ({spread}), {len(before)} errors before the answer began, {len(after)} explicit errors after, {len(cut)} silent cuts"
         if before:
             detail += f"; first: {before[0][3]}"
-        check(f"{name}: no client-visible error before the answer began", total > 10 and not before and not cut, detail)
+        check(f"{name}: no client-visible error before the answer began", total > 3 and not before and not cut, detail)
 
 
 def pids(port):
