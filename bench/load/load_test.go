@@ -108,7 +108,10 @@ func TestOutcomesAreToldApart(t *testing.T) {
 		s := target(t, replica.Options{Speed: 20})
 		_ = s.Fault(c.fault)
 		o := small(s.URL())
-		o.Spec.Max, o.Timeout = 5, 300*time.Millisecond
+		o.Spec.Max, o.Timeout = 5, 20*time.Second
+		if c.want == Timeout {
+			o.Timeout = 300 * time.Millisecond
+		}
 		rep, err := Run(context.Background(), o)
 		if err != nil {
 			t.Fatal(err)
