@@ -20,7 +20,7 @@ type Params struct {
 
 // DefaultParams is the setting that was most robust over the scenario suite
 // (docs/policies.md).
-var DefaultParams = Params{WTTFT: 8, WHarm: 3}
+var DefaultParams = Params{WTTFT: 20, WHarm: 3}
 
 // Prediction is what a request would meet on one replica. Seconds, but for
 // Work and Memory.
@@ -56,6 +56,15 @@ func Step(r *fleet.Replica, n, kv float64) float64 {
 	return r.ScaleDecode * (p.Base + p.PerSeq*n + p.PerKV*kv)
 }
 
+// shortAlone is the time to the first token, on a replica of its own, of a
+// prompt whose waiting counts as Params.WTTFT says, seconds; others count in
+// inverse proportion, within bounds.
+const (
+	shortAlone = 0.2
+	shortLeast = 0.5
+	shortMost  = 4
+)
+
 // Predict fills out for request w on replica r, of whose prompt hit tokens are
 // expected to be cached there.
 func Predict(now float64, r *fleet.Replica, w *fleet.Work, hit float64, par *Params, out *Prediction) {
@@ -83,7 +92,8 @@ func Predict(now float64, r *fleet.Replica, w *fleet.Work, hit float64, par *Par
 	perPrefill := r.ScalePrefill * p.PerPrefill
 
 	// Time since the last first token is progress inside the prefill that runs
-	// now, and no more than that one request's share.
+	// now: no more than that one request's share, and not its last batch, since
+	// work comes off in whole steps.
 	perToken := perPrefill
 	batch := float64(p.MaxBatched) - n
 	if p.MaxBatched > 0 && queued+work > batch {
@@ -93,7 +103,7 @@ func Predict(now float64, r *fleet.Replica, w *fleet.Work, hit float64, par *Par
 	if queued > 0 {
 		share := queued / max(1, prefilling)
 		if perToken > 0 {
-			queued -= min(share, max(0, now-last)/perToken)
+			queued -= min(max(0, share-batch), max(0, now-last)/perToken)
 		}
 	}
 	out.Queue = queued * perToken
@@ -134,7 +144,10 @@ func Predict(now float64, r *fleet.Replica, w *fleet.Work, hit float64, par *Par
 	others := n + prefilling
 	out.Harm = work*perPrefill*others + answer*(perSeq+perKV*(prompt+w.Out/2))*others
 	out.Work = work
-	out.Cost = par.WTTFT*out.TTFT + decoding + par.WHarm*out.Harm
+	// A wait counts against what the prompt takes by itself: half a second more
+	// is much for a short one and little for one of 30,000 tokens.
+	short := max(shortLeast, min(shortMost, shortAlone/out.Alone))
+	out.Cost = par.WTTFT*short*out.TTFT + decoding + par.WHarm*out.Harm
 }
 
 // Context is what a policy decides from. The caller owns and reuses it.

@@ -103,13 +103,17 @@ func TestMemoryWaitAppearsWhenKVIsFull(t *testing.T) {
 
 func TestQueueShrinksByNoMoreThanOneShare(t *testing.T) {
 	r := &view(1).Replicas[0]
-	r.Own = fleet.Load{Requests: 4, Prefilling: 4, PrefillTokens: 8000, KVTokens: 8000, OutTokens: 800, LastFirst: 10}
 	w := work(100)
-	full := predict(r, w, 0)
-	r.Own.LastFirst = 5 // five seconds of silence
-	late := predict(r, w, 0)
-	if ratio := late.Queue / full.Queue; ratio < 0.74 || ratio > 0.76 {
-		t.Fatalf("of four prompts %.2f are left", ratio)
+	queue := func(each int, silent float64) float64 {
+		r.Own = fleet.Load{Requests: 4, Prefilling: 4, PrefillTokens: 4 * float64(each), KVTokens: 4 * float64(each), OutTokens: 800, LastFirst: 10 - silent}
+		return predict(r, w, 0).Queue
+	}
+	if a, b := queue(2000, 0), queue(2000, 5); a != b {
+		t.Fatalf("prompts of one step each: %v, after a silence %v", a, b)
+	}
+	full, soon, late := queue(20_000, 0), queue(20_000, 0.05), queue(20_000, 5)
+	if soon >= full || late >= soon || late < 0.75*full {
+		t.Fatalf("prompts of three steps: %v, after 50 ms %v, after 5 s of silence %v", full, soon, late)
 	}
 }
 
