@@ -127,7 +127,7 @@ func TestDefaultsAndValues(t *testing.T) {
 		c.Attempts.PerRequest != 2 || c.Attempts.Budget != 0.2 || c.Tenants.Header != "X-Sandbox-ID" || len(c.Classes) != 1 {
 		t.Errorf("defaults: %+v", c)
 	}
-	c, err = load(t, `
+	_, err = load(t, `
 listen: "${HOST}:$$80${HOST}"
 pools:
   - name: a

@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"sort"
 	"strings"
 )
@@ -74,7 +75,7 @@ func Load(src Source) (*Config, error) {
 		v.bad[p.Key] = true
 	}
 	v.all()
-	errs := append(d.errs, v.errs...)
+	errs := slices.Concat(d.errs, v.errs)
 	if len(errs) > 0 {
 		sort.SliceStable(errs, func(i, j int) bool { return errs[i].Line < errs[j].Line })
 		return nil, errs

@@ -96,11 +96,9 @@ func (o *demoOptions) run(ctx context.Context, stdout io.Writer) error {
 	if o.verbose {
 		level = "info"
 	}
-	for _, s := range []config.Setting{{Flag: "--listen", Path: "listen", Value: o.listen}, {Flag: "--admin", Path: "admin", Value: o.admin},
+	src.Set = append(src.Set, []config.Setting{{Flag: "--listen", Path: "listen", Value: o.listen}, {Flag: "--admin", Path: "admin", Value: o.admin},
 		{Path: "log.level", Value: level}, {Path: "log.format", Value: "console"}, {Path: "forward.show_replica", Value: "true"},
-		{Path: "timeouts.drain_delay", Value: "0s"}, {Path: "timeouts.drain_timeout", Value: "3s"}} {
-		src.Set = append(src.Set, s)
-	}
+		{Path: "timeouts.drain_delay", Value: "0s"}, {Path: "timeouts.drain_timeout", Value: "3s"}}...)
 	cfg, err := load(src)
 	if err != nil {
 		return err
