@@ -121,4 +121,6 @@ func (p *Pool) NextWake(now float64) float64                 // when Advance has
 func (p *Pool) View() *fleet.View                            // for reading under the same lock
 func (p *Pool) Stats() Stats                                 // totals, held queue, drain rate: for metrics and console
 func (p *Pool) EstimatePrompt(model uint32, ascii, other int) int // bytes -> tokens, learned per model
+func (p *Pool) Info(id fleet.ID) (ReplicaInfo, bool)                // what was learned of one replica
+func (p *Pool) PrefixStored / PrefixRemoved / PrefixCleared         // truth from a replica's KV events
 */

@@ -221,18 +221,58 @@ func (x *prefixIndex) touch(slot int, blocks []uint64) {
 	if len(blocks) > l.limit {
 		blocks = blocks[:l.limit]
 	}
-	for i := len(blocks) - 1; i >= 0; i-- {
+	at, k := l.front(blocks)
+	for i := len(blocks) - 1; i >= k; i-- {
 		h := nonZero(blocks[i])
-		if l.bump(h) {
+		if n := l.find(h); n >= 0 {
+			l.unlink(n)
+			l.link(n, at)
 			continue
 		}
 		if l.count >= l.limit {
 			x.unmark(l.nodes[l.tail].hash, slot)
 			l.evict()
 		}
-		l.push(h)
+		l.push(h, at)
 		x.mark(h, slot)
 	}
+}
+
+// front moves to the front the run of blocks, from the first on, that are
+// neighbours in the list already: most often the whole chain, as the last
+// request of the same prefix left it. It returns the run's last node (-1 =
+// none) and its length.
+func (l *blockLRU) front(blocks []uint64) (last int32, length int) {
+	if len(blocks) == 0 {
+		return -1, 0
+	}
+	first := l.find(nonZero(blocks[0]))
+	if first < 0 {
+		return -1, 0
+	}
+	last, length = first, 1
+	for length < len(blocks) {
+		n := l.nodes[last].next
+		if n < 0 || l.nodes[n].hash != nonZero(blocks[length]) {
+			break
+		}
+		last = n
+		length++
+	}
+	if l.head == first {
+		return last, length
+	}
+	before, after := l.nodes[first].prev, l.nodes[last].next
+	l.nodes[before].next = after
+	if after >= 0 {
+		l.nodes[after].prev = before
+	} else {
+		l.tail = before
+	}
+	l.nodes[first].prev, l.nodes[last].next = -1, l.head
+	l.nodes[l.head].prev = last
+	l.head = first
+	return last, length
 }
 
 // drop takes blocks out (KV events: removed).
@@ -283,27 +323,21 @@ func (l *blockLRU) find(h uint64) int32 {
 	}
 }
 
-// bump makes a block the most recent; false when it is not there.
-func (l *blockLRU) bump(h uint64) bool {
-	n := l.find(h)
-	if n < 0 {
-		return false
+// link puts a node behind node at, -1 = at the front.
+func (l *blockLRU) link(n, at int32) {
+	next := l.head
+	if at >= 0 {
+		next = l.nodes[at].next
+		l.nodes[at].next = n
+	} else {
+		l.head = n
 	}
-	if l.head != n {
-		l.unlink(n)
-		l.link(n)
-	}
-	return true
-}
-
-func (l *blockLRU) link(n int32) {
-	l.nodes[n].prev, l.nodes[n].next = -1, l.head
-	if l.head >= 0 {
-		l.nodes[l.head].prev = n
+	l.nodes[n].prev, l.nodes[n].next = at, next
+	if next >= 0 {
+		l.nodes[next].prev = n
 	} else {
 		l.tail = n
 	}
-	l.head = n
 }
 
 func (l *blockLRU) unlink(n int32) {
@@ -320,7 +354,7 @@ func (l *blockLRU) unlink(n int32) {
 	}
 }
 
-func (l *blockLRU) push(h uint64) {
+func (l *blockLRU) push(h uint64, at int32) {
 	n := l.free
 	if n >= 0 {
 		l.free = l.nodes[n].next
@@ -334,7 +368,7 @@ func (l *blockLRU) push(h uint64) {
 		l.rehash(max(minTable, 2*len(l.table)))
 	}
 	l.enter(n)
-	l.link(n)
+	l.link(n, at)
 }
 
 func (l *blockLRU) enter(n int32) {
