@@ -73,7 +73,7 @@ type table struct {
 	names     map[replicaID]string
 	order     []string  // names of own replicas, as in the snapshot
 	loads     []Account // own, for assumed peers
-	past      history
+	past      fleet.History
 	holdShare float64 // s that a silent router's share is left to it
 	leaving   bool    // all that is published from now on is empty and says so
 }
@@ -97,7 +97,7 @@ func (t *table) publish(s *Snapshot, now, interval float64) {
 		same = t.order[i] == s.Replicas[i].Name
 	}
 	if !same {
-		t.past.reset()
+		t.past.Reset()
 		t.order = t.order[:0]
 		clear(t.names)
 		for i := range s.Replicas {
@@ -125,7 +125,7 @@ func (t *table) look(s *Snapshot, now float64) {
 		}
 	}
 	t.loads = append(t.loads[:0], s.Replicas...)
-	t.past.add(now, s.Replicas)
+	t.past.Add(now, len(s.Replicas), func(i int) fleet.Load { return s.Replicas[i].Load })
 }
 
 // late tells whether something to be delivered is so old that it has to be
@@ -365,7 +365,7 @@ func (t *table) fill(v *PeerView, r *routerState, now float64) {
 			a = e.account(name, made)
 		}
 		if now-made > forwardOver {
-			a.Load = forward(a.Load, t.past.since(i, made))
+			a.Load = fleet.Forward(a.Load, t.past.Since(i, made))
 		}
 		v.Loads = append(v.Loads, a)
 	}
