@@ -81,7 +81,7 @@ func (p *Pool) learnFirst(now float64, t *Ticket, v *fleet.Replica) {
 	work := t.prefill + t.queue
 	rest := max(0, t.ttft-work)
 	if work > rest {
-		p.learnScale(t.rep, &l.prefill, math.Log(ratio*t.scale))
+		p.learnScale(now, t.rep, &l.prefill, math.Log(ratio*t.scale))
 	} else if t.alone {
 		// A median, common to all: one step for each first token that had
 		// nothing before it. Means are pulled up by every queue.
@@ -127,7 +127,13 @@ const offsetStep = 0.0005
 // truth: observations of decoding are seconds old, and a quick gain on a late
 // signal makes load and scale chase each other. A guess moves as a running
 // mean until it is calibrated.
-func (p *Pool) learnScale(r *replica, s *logScale, x float64) {
+func (p *Pool) learnScale(now float64, r *replica, s *logScale, x float64) {
+	if !r.given {
+		// What was learned long ago (a cold engine's first answers, a busy
+		// hour) counts for less than what is seen now.
+		s.n = int(float64(s.n) * s.fresh(now))
+	}
+	s.at = now
 	off := math.Abs(x-s.v) / farOff
 	g := p.cfg.Learn * max(0.1, min(1, off*off))
 	if !r.given {
@@ -141,8 +147,22 @@ const farOff = 0.7
 
 // logScale is a running mean of log(observed / what the profile says).
 type logScale struct {
-	v float64
-	n int
+	v  float64
+	n  int
+	at float64 // of the last observation
+}
+
+// A replica's own deviation is believed for staleFrom seconds without a new
+// observation; then it fades with the half-life staleHalf. Without that a
+// replica that once looked slow gets no traffic, and so is never corrected.
+const (
+	staleFrom = 5.0
+	staleHalf = 4.0
+)
+
+// fresh is how much of what was learned still counts, 0..1.
+func (s *logScale) fresh(now float64) float64 {
+	return math.Exp2(-max(0, now-s.at-staleFrom) / staleHalf)
 }
 
 func (s *logScale) add(gain, x float64) {
@@ -172,22 +192,28 @@ func (p *Pool) applyScales(now float64) {
 		return
 	}
 	p.nextScale = now + scaleEvery
-	common := p.commonScale(func(l *learned) *logScale { return &l.prefill })
-	commonD := p.commonScale(func(l *learned) *logScale { return &l.decode })
+	common := p.commonScale(now, func(l *learned) *logScale { return &l.prefill })
+	commonD := p.commonScale(now, func(l *learned) *logScale { return &l.decode })
 	for i, r := range p.reps {
 		v := &p.view.Replicas[i]
-		v.ScalePrefill = actScale(common, &r.learn.prefill)
-		v.ScaleDecode = actScale(commonD, &r.learn.decode)
+		v.ScalePrefill = actScale(now, common, &r.learn.prefill)
+		v.ScaleDecode = actScale(now, commonD, &r.learn.decode)
 		v.Offset = p.offset
 	}
 }
 
-// commonScale is the median of the replicas' scales.
-func (p *Pool) commonScale(of func(*learned) *logScale) float64 {
+// commonScale is the median of the replicas' scales: of the fresh ones, where
+// there are any.
+func (p *Pool) commonScale(now float64, of func(*learned) *logScale) float64 {
 	x := p.sorted[:0]
-	for _, r := range p.reps {
-		if s := of(&r.learn); s.n >= minScale {
-			x = append(x, s.v)
+	for _, least := range [...]float64{0.5, 0} {
+		for _, r := range p.reps {
+			if s := of(&r.learn); s.n >= minScale && s.fresh(now) >= least {
+				x = append(x, s.v)
+			}
+		}
+		if len(x) > 0 {
+			break
 		}
 	}
 	p.sorted = x
@@ -198,11 +224,11 @@ func (p *Pool) commonScale(of func(*learned) *logScale) float64 {
 	return (x[len(x)/2] + x[(len(x)-1)/2]) / 2
 }
 
-func actScale(common float64, s *logScale) float64 {
+func actScale(now, common float64, s *logScale) float64 {
 	dev := 0.0
 	if s.n >= minScale {
 		dev = s.v - common
-		dev *= max(0, min(1, (math.Abs(dev)-devFrom)/(devFull-devFrom)))
+		dev *= max(0, min(1, (math.Abs(dev)-devFrom)/(devFull-devFrom))) * s.fresh(now)
 	}
 	return clampScale(math.Exp(common + dev))
 }
@@ -250,7 +276,7 @@ func (p *Pool) learnEnd(now float64, t *Ticket, r *replica, v *fleet.Replica, e 
 	// Against the steps that the account says were possible meanwhile: what
 	// was predicted at placement is wrong as soon as the load changes.
 	if steps := r.steps - t.steps; steps > 1 {
-		p.learnScale(r, &l.decode, math.Log(clampRatio(steps/float64(made-1)/v.ScaleDecode)*v.ScaleDecode))
+		p.learnScale(now, r, &l.decode, math.Log(clampRatio(steps/float64(made-1)/v.ScaleDecode)*v.ScaleDecode))
 	}
 }
 

@@ -66,6 +66,7 @@ type Pool struct {
 	nextLook  float64 // when it is looked at again though nothing changed
 	nextTick  float64
 	drain     drainRate
+	promised  promises
 	revoking  bool
 	offset    float64 // learned, common to all replicas, seconds
 	margin    float64 // log of the factor on predicted TTFT in admission
