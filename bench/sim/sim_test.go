@@ -98,7 +98,7 @@ func TestSameSeedSameReport(t *testing.T) {
 // A replica dies under load: what had no first token goes elsewhere, and only
 // answers that had begun are broken.
 func TestKillLosesOnlyWhatHadBegun(t *testing.T) {
-	c := base(t, 4, 100)
+	c := base(t, 4, 160)
 	c.Events = []Event{{At: 10, Kind: Kill, Replica: 2}}
 	again := 0
 	c.OnResult = func(r *Result) {
