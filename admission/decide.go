@@ -221,10 +221,15 @@ func (p *Pool) lookup(w *fleet.Work) {
 	}
 	counts := p.counts[:p.index.words*64]
 	p.index.longest(w.Blocks, counts)
+	if len(p.hot.told) > 0 {
+		p.takeHot(w.Blocks, counts)
+	}
 	most := float64(w.Prompt - 1)
+	p.hot.shared = 0
 	for i, r := range p.reps {
 		hit := 0.0
 		if n := counts[r.slot]; n > 0 {
+			p.hot.shared = max(p.hot.shared, int(n))
 			hit = min(most, float64(n)*size*r.learn.trust())
 		}
 		p.hits[i] = hit

@@ -48,6 +48,7 @@ type Pool struct {
 	byID   map[fleet.ID]*replica
 	slots  []bool // prefix-index slots in use
 	index  prefixIndex
+	hot    hotPrefixes
 	counts []int32 // scratch: hits in blocks, by slot
 	hits   []float64
 	fits   []int32
@@ -310,6 +311,7 @@ func (p *Pool) charge(now float64, t *Ticket, r *replica, pr *scorer.Prediction)
 	}
 	p.prefillBusy(now, r, v, pr.Prefill)
 	p.enterBlocks(r, &t.Work)
+	p.hot.used(t.Work.Blocks, p.hot.shared, r.spec.ID)
 	p.stats.Placed++
 	p.stats.Classes[t.Work.Class].Placed++
 	p.drain.add(now, p.tokenWork(&t.Work))

@@ -100,21 +100,25 @@ type Config struct {
 	Client   Client
 	Seed     uint64
 
-	ScrapeEvery float64 // s, default 0.25 with ±20 % jitter; negative = never
-	ScrapeAge   float64 // s from the reading to the router's knowing; default 0.02
-	ProbeEvery  float64 // s between health probes; default 1, negative = never
-	GossipEvery float64 // s, default 0.2; only with several routers
-	GossipAge   float64 // s on the way; default 0.002
-	Net         float64 // s of network and proxy, both ways together; added to every answer; default 0.001
-	BlockTokens int     // prompt tokens per router fingerprint; default 128
-	NoBlocks    bool    // routers see no fingerprints
-	NoPrefer    bool    // several routers do not agree on a home for new prefixes
-	KnownOut    bool    // routers are told true output lengths (an oracle)
-	Warmup      float64 // s: requests before it are not counted
-	Cooldown    float64 // s of simulated time after the last arrival; default 120
-	Attempts    int     // most attempts of one request; default 3
-	Timeline    float64 // width of a timeline bin, s; 0 = no timeline
-	OnResult    func(*Result)
+	ScrapeEvery    float64 // s, default 0.25 with ±20 % jitter; negative = never
+	ScrapeAge      float64 // s from the reading to the router's knowing; default 0.02
+	ProbeEvery     float64 // s between health probes; default 1, negative = never
+	GossipEvery    float64 // s, default 0.2; only with several routers
+	GossipAge      float64 // s on the way, ±10 %; default 0.002
+	GossipLoss     float64 // share of the accounts told that are lost, from GossipLossFrom (s) on
+	GossipLossFrom float64
+	NoForward      bool    // late accounts are taken as they were made, not brought forward
+	Net            float64 // s of network and proxy, both ways together; added to every answer; default 0.001
+	BlockTokens    int     // prompt tokens per router fingerprint; default 128
+	NoBlocks       bool    // routers see no fingerprints
+	NoHot          bool    // nor tell each other which prefixes are where
+	NoPrefer       bool    // several routers do not agree on a home for new prefixes
+	KnownOut       bool    // routers are told true output lengths (an oracle)
+	Warmup         float64 // s: requests before it are not counted
+	Cooldown       float64 // s of simulated time after the last arrival; default 120
+	Attempts       int     // most attempts of one request; default 3
+	Timeline       float64 // width of a timeline bin, s; 0 = no timeline
+	OnResult       func(*Result)
 }
 
 func (c *Config) defaults() error {

@@ -161,26 +161,6 @@ func (s *simulation) probe(r *router, n *node) {
 	s.settle(r)
 }
 
-// tell sends a router's accounts to all others. Receivers read the snapshot
-// when it arrives; gossip faster than its age would show them a newer one.
-func (s *simulation) tell(r *router) {
-	s.push(s.now+s.GossipEvery*(0.9+0.2*s.rng.Float64()), occGossip, r.i, 0, nil)
-	if s.gossip == nil {
-		s.gossip = make([]map[fleet.ID]fleet.Load, len(s.routers))
-	}
-	loads := make(map[fleet.ID]fleet.Load, len(s.nodes))
-	v := r.pool.View()
-	for i := range v.Replicas {
-		loads[v.Replicas[i].ID] = v.Replicas[i].Own
-	}
-	s.gossip[r.i] = loads
-	for _, o := range s.routers {
-		if o != r {
-			s.push(s.now+s.GossipAge, occAccounts, o.i, r.i, nil)
-		}
-	}
-}
-
 // finish counts what has not ended, and checks the books.
 func (s *simulation) finish() {
 	for _, r := range s.routers {

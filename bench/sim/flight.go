@@ -76,7 +76,7 @@ func (s *simulation) offer(f *flight) {
 
 // prefer is the rendezvous choice of a prefix: the first and second replica.
 func (s *simulation) prefer(blocks []uint64) (out [2]fleet.ID) {
-	key := blocks[min(len(blocks)-1, 7)]
+	key, _ := admission.PrefixKey(blocks)
 	var best, second uint64
 	for _, n := range s.nodes {
 		if !n.here {

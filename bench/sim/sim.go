@@ -75,6 +75,10 @@ type router struct {
 	serial  uint32  // of newest
 	out     []*admission.Ticket
 	samples []fleet.Sample // on their way, by replica
+	peers   []peerWords    // by router
+	own     []fleet.Load   // scratch: by node
+	past    fleet.History
+	rounds  int // of gossip
 }
 
 // node is one replica with its place in the simulation.
@@ -106,7 +110,9 @@ type simulation struct {
 	open    int     // flights not ended
 	held    int     // of them, held at a router
 	since   float64 // when held last rose from 0
-	gossip  []map[fleet.ID]fleet.Load
+
+	onWay     []*words // accounts on their way; the first one is number onWayBase
+	onWayBase int
 }
 
 // Run simulates and reports.
@@ -132,7 +138,10 @@ func (s *simulation) build() {
 		s.nodes = append(s.nodes, n)
 	}
 	for i := range s.Routers {
-		r := &router{i: i, pool: admission.New(s.Pool), wake: math.Inf(1), samples: make([]fleet.Sample, len(s.nodes))}
+		r := &router{i: i, pool: admission.New(s.Pool), wake: math.Inf(1), samples: make([]fleet.Sample, len(s.nodes)), peers: make([]peerWords, s.Routers)}
+		for k := range r.peers {
+			r.peers[k].heard = neverHeardAt
+		}
 		s.routers = append(s.routers, r)
 		for _, n := range s.nodes {
 			if n.here {
@@ -259,9 +268,7 @@ func (s *simulation) occur(o *occurrence) {
 	case occGossip:
 		s.tell(s.routers[o.a])
 	case occAccounts:
-		r := s.routers[o.a]
-		r.pool.Peers(s.now, "router"+strconv.Itoa(int(o.b)), s.gossip[o.b])
-		s.settle(r)
+		s.hear(s.routers[o.a], int(o.b))
 	case occEvent:
 		s.event(&s.Events[o.a])
 	case occAgain:
