@@ -295,12 +295,15 @@ func (f *flight) takeRung(i int, reason string) bool {
 	switch r.tier.Kind {
 	case ladder.KindPool:
 		v := r.tier.Validate
-		if !r.ok || v != nil && c.lr.opt.Validated != nil && !c.lr.opt.Validated(v) || f.ladderLate() || f.attempts > 0 && !f.budgetOf(r.to.pool) {
+		if !r.ok || v != nil && c.lr.opt.Validated != nil && !c.lr.opt.Validated(v) || f.ladderLate() {
 			return false
 		}
+		// Of the attempt budget this costs nothing: it is a first attempt, at a
+		// pool that this request has not asked before, and counts as a request there.
 		set("downgraded")
 	case ladder.KindReduce:
-		if !r.ok || c.lr.opt.Exact || reason != degradedCapacity && reason != degradedContext || f.ladderLate() || !f.reduceBody(r.tier) {
+		if !r.ok || c.lr.opt.Exact || reason != degradedCapacity && reason != degradedContext || f.ladderLate() ||
+			f.attempts > 0 && !f.budgetOf(r.to.pool) || !f.reduceBody(r.tier) {
 			return false
 		}
 		set("reduced")

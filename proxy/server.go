@@ -437,6 +437,9 @@ func (p *Proxy) Shutdown(ctx context.Context) error {
 		}
 	}
 	p.stopping.Store(true)
+	for _, s := range p.services {
+		s.client.CloseIdleConnections()
+	}
 	p.close()
 	return err
 }
