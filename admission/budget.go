@@ -174,20 +174,38 @@ func (g *StormGuard) Answered(now float64, print uint64) {
 // Repeat is asked when a request comes. It is false when this is one repeat
 // too many; retryAfter is then when the window ends.
 func (g *StormGuard) Repeat(now float64, print uint64) (ok bool, retryAfter float64) {
-	i, known := g.seen[print]
-	if !known {
-		return true, 0
+	return g.RepeatAmong(now, print, 0)
+}
+
+// RepeatAmong is Repeat where other routers saw that request tries times since
+// its degraded or shed answer, that one included (Each).
+func (g *StormGuard) RepeatAmong(now float64, print uint64, tries int) (ok bool, retryAfter float64) {
+	until := now + g.cfg.Window // when only others know it
+	if i, known := g.seen[print]; known {
+		e := &g.ring[i]
+		if now-e.at > g.cfg.Window {
+			e.repeats = 0
+		} else {
+			e.repeats++
+			tries += e.repeats
+			until = e.at + g.cfg.Window
+		}
 	}
-	e := &g.ring[i]
-	if now-e.at > g.cfg.Window {
-		e.repeats = 0
-		return true, 0
-	}
-	e.repeats++
-	if e.repeats > g.cfg.Repeats {
-		return false, max(0.001, e.at+g.cfg.Window-now)
+	if tries > g.cfg.Repeats {
+		return false, max(0.001, until-now)
 	}
 	return true, 0
+}
+
+// Each calls f for each request whose window is open, with how often it came
+// since its degraded or shed answer, that one included: what a router tells
+// its peers.
+func (g *StormGuard) Each(now float64, f func(print uint64, tries int)) {
+	for i := range g.ring {
+		if e := &g.ring[i]; e.used && now-e.at <= g.cfg.Window {
+			f(e.print, 1+e.repeats)
+		}
+	}
 }
 
 // Count is how many repeats of that fingerprint were seen in its window.

@@ -69,6 +69,9 @@ func (pl *pool) acquire(f *flight) (d admission.Decision, r *replica, ok bool) {
 // admit asks the core. All that holds the mutex gives it back by defer: a
 // panic in the core must not take the pool with it.
 func (pl *pool) admit(f *flight) (d admission.Decision, r *replica) {
+	if prefer := pl.opt.Prefer; prefer != nil {
+		f.ticket.Work.Prefer = prefer(f.ticket.Work.Blocks)
+	}
 	pl.mu.Lock()
 	defer pl.mu.Unlock()
 	t := &f.ticket

@@ -122,6 +122,11 @@ type Options struct {
 	Limits   tenant.Limits     // each tenant's; the zero value is no limit
 	Tracer   *telemetry.Tracer // nil = spans are not sent
 
+	// PeerTries, when given, tells how often other routers saw the request of
+	// that print since its degraded or shed answer, that one included. It is
+	// asked only after PeersStorm, and must not block.
+	PeerTries func(print uint64) int
+
 	CacheBytes int // answers held for cached tiers; 0 = 64 MiB
 
 	TLS *tls.Config // nil = plain HTTP. ALPN should be http/1.1 only.
@@ -144,6 +149,10 @@ type PoolOptions struct {
 	// AliasOf names the model that an alias stands for where it is another
 	// than that.
 	AliasOf map[string]string
+	// Prefer, when given, tells where all routers send a prompt with these
+	// first blocks when nobody has it yet: the consistent hash's first and
+	// second choice, 0 = none. It must not block.
+	Prefer func(blocks []uint64) [2]fleet.ID
 	// TTFTObjective and ITLObjective are what penstock_slo_requests_total
 	// measures against, seconds (ttft + ttftPer1k x prompt/1000). 0 = 0.5, 0.05.
 	TTFTObjective, TTFTPer1K, ITLObjective float64

@@ -33,8 +33,12 @@ func (f *flight) checkStorm() *wire.Error {
 		return nil
 	}
 	p := f.print()
+	tries := 0
+	if f.p.opt.PeerTries != nil {
+		tries = f.p.opt.PeerTries(p)
+	}
 	st.mu.Lock()
-	ok, wait := st.guard.Repeat(now, p)
+	ok, wait := st.guard.RepeatAmong(now, p, tries)
 	st.mu.Unlock()
 	if ok {
 		return nil
@@ -55,3 +59,32 @@ func (f *flight) noteStorm(p uint64) {
 	st.mu.Unlock()
 	st.until.Store(math.Float64bits(now + stormWindow))
 }
+
+// EachStorm calls f for each request that was shed or answered below its first
+// tier in the last seconds, with how often it has come since, that time
+// included: what other routers are told.
+func (p *Proxy) EachStorm(f func(print uint64, tries int)) {
+	st := &p.storms
+	now := p.now()
+	if math.Float64frombits(st.until.Load()) < now {
+		return
+	}
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	st.guard.Each(now, f)
+}
+
+// PeersStorm tells that other routers have such requests now.
+func (p *Proxy) PeersStorm() {
+	until := math.Float64bits(p.now() + peerStorm)
+	for {
+		old := p.storms.until.Load()
+		if math.Float64frombits(old) >= math.Float64frombits(until) || p.storms.until.CompareAndSwap(old, until) {
+			return
+		}
+	}
+}
+
+// peerStorm is how long PeersStorm holds, seconds: longer than a peer's
+// account counts when it goes silent.
+const peerStorm = 5

@@ -178,6 +178,13 @@ func (n *Node) PeerRepeats(request uint64) int {
 	return n.table.repeats(request)
 }
 
+// Stormy tells whether a fresh peer has requests in Snapshot.Storms.
+func (n *Node) Stormy() bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.table.stormy()
+}
+
 // SetKeys makes keys the only ones; the first encrypts. With a KeyFile that is
 // done by itself when the file changes.
 func (n *Node) SetKeys(keys [][]byte) error { return n.keys.set(keys) }

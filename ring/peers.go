@@ -415,6 +415,16 @@ func (t *table) budget(pool string) (requests, attempts int) {
 	return requests, attempts
 }
 
+// stormy tells whether a fresh peer has repeats to tell of.
+func (t *table) stormy() bool {
+	for name, p := range t.peers {
+		if p.state == peerFresh && len(t.state.routers[name].meta.storms) > 0 {
+			return true
+		}
+	}
+	return false
+}
+
 // repeats sums what fresh peers have counted of one request.
 func (t *table) repeats(request uint64) int {
 	n := 0

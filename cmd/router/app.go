@@ -32,7 +32,9 @@ type app struct {
 	labels  *labels
 	budgets map[string]*admission.AttemptBudget // by pool; under the pool's mutex
 	peers   atomic.Pointer[ring.Node]
-	hash    atomic.Uint64 // of the configuration in force, for peers
+	homes   map[string]*atomic.Pointer[home] // by pool; only with peers
+	hints   sync.Map                         // replicas that peers have ejected: fleet.ID -> until when (s) that counts
+	hash    atomic.Uint64                    // of the configuration in force, for peers
 	began   time.Time
 
 	public, adminLn net.Listener
@@ -71,6 +73,9 @@ func newApp(src config.Source, cfg *config.Config, log *zap.Logger, level zap.At
 	}
 	if err := a.beside(cfg, &o); err != nil {
 		return nil, err
+	}
+	if cfg.Peers != nil {
+		a.peered(&o)
 	}
 	p, err := proxy.New(o)
 	if err != nil {

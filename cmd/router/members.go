@@ -142,6 +142,7 @@ func (a *app) change(p *config.Pool, added, removed []scraper.Target) {
 		}
 		delete(a.members, key)
 		delete(a.byID, m.id)
+		a.hints.Delete(m.id)
 		a.scraper.Remove(m.id)
 		a.proxy.RemoveReplica(m.id)
 		a.log.Info("replica leaves", zap.String("pool", p.Name), zap.String("replica", t.Name))
@@ -259,6 +260,9 @@ func (a *app) ejected(id fleet.ID) (yes bool) {
 	a.fleetMu.Unlock()
 	if m == nil {
 		return false
+	}
+	if a.hinted(id) {
+		return true
 	}
 	a.proxy.WithCore(m.pool.Name, func(c proxy.Core, _ float64) {
 		for i := range c.View().Replicas {

@@ -9,7 +9,9 @@ import (
 	"io"
 	"net/http"
 	"os"
+	"slices"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"go.uber.org/zap"
@@ -20,6 +22,67 @@ import (
 	"github.com/penstock/penstock/proxy"
 	"github.com/penstock/penstock/ring"
 )
+
+// home says where all routers send a new prefix: a consistent hash over the
+// names of a pool's replicas.
+type home struct {
+	hash *ring.Hash
+	ids  []fleet.ID // by the hash's index
+}
+
+// prefer is the first and second choice for a prompt that begins with blocks.
+func (h *home) prefer(blocks []uint64) (ids [2]fleet.ID) {
+	key, ok := admission.PrefixKey(blocks)
+	if h == nil || !ok {
+		return ids
+	}
+	first, second := h.hash.Lookup(key)
+	if first >= 0 {
+		ids[0] = h.ids[first]
+	}
+	if second >= 0 {
+		ids[1] = h.ids[second]
+	}
+	return ids
+}
+
+// update makes a new home when the replicas are others than before.
+func (h *home) update(v *fleet.View) *home {
+	same := h != nil && h.hash.Len() == len(v.Replicas)
+	for i := 0; same && i < len(v.Replicas); i++ {
+		k := h.hash.Index(v.Replicas[i].Name)
+		same = k >= 0 && h.ids[k] == v.Replicas[i].ID
+	}
+	if same {
+		return h
+	}
+	names := make([]string, len(v.Replicas))
+	for i := range v.Replicas {
+		names[i] = v.Replicas[i].Name
+	}
+	n := &home{hash: ring.NewHash(names)}
+	n.ids = make([]fleet.ID, n.hash.Len())
+	for i := range v.Replicas {
+		n.ids[n.hash.Index(v.Replicas[i].Name)] = v.Replicas[i].ID
+	}
+	return n
+}
+
+// peered makes the options of the data path those of one router among several.
+func (a *app) peered(o *proxy.Options) {
+	a.homes = map[string]*atomic.Pointer[home]{}
+	for i := range o.Pools {
+		at := new(atomic.Pointer[home])
+		a.homes[o.Pools[i].Name] = at
+		o.Pools[i].Prefer = func(blocks []uint64) [2]fleet.ID { return at.Load().prefer(blocks) }
+	}
+	o.PeerTries = func(print uint64) int {
+		if n := a.peers.Load(); n != nil {
+			return n.PeerRepeats(print)
+		}
+		return 0
+	}
+}
 
 // joinPeers makes this router one of several.
 func (a *app) joinPeers() error {
@@ -50,10 +113,14 @@ func (a *app) leavePeers() {
 }
 
 // snapshot is what this router says of itself: its own account of each
-// replica, with the health that it sees there.
+// replica, with the health that it sees there, its attempts, the requests that
+// come again and again, and which prefixes went where.
 func (a *app) snapshot(s *ring.Snapshot) {
 	cfg := a.config()
 	s.ConfigHash = a.hash.Load()
+	a.proxy.EachStorm(func(print uint64, tries int) { s.Storms = append(s.Storms, ring.Storm{Request: print, Repeats: tries}) })
+	slices.Reverse(s.Storms) // of equal ones the latest are told
+	var hot []admission.HotPrefix
 	for i := range cfg.Pools {
 		name := cfg.Pools[i].Name
 		a.proxy.WithCore(name, func(core proxy.Core, now float64) {
@@ -65,8 +132,28 @@ func (a *app) snapshot(s *ring.Snapshot) {
 				requests, extra, _ := b.Totals(now)
 				s.Budgets = append(s.Budgets, ring.Budget{Pool: name, Requests: int(requests), Attempts: int(requests + extra)})
 			}
+			h := a.homes[name].Load()
+			if n := h.update(core.View()); n != h {
+				a.homes[name].Store(n)
+			}
+			if pool, ok := core.(*admission.Pool); ok {
+				hot = pool.Hot(hot[:0])
+				s.Hot = appendHot(s.Hot, hot[:min(len(hot), ring.MaxHot/len(cfg.Pools)+1)], core.View())
+			}
 		})
 	}
+}
+
+// appendHot gives prefixes with the replicas' names.
+func appendHot(dst []ring.Hot, hot []admission.HotPrefix, v *fleet.View) []ring.Hot {
+	for _, h := range hot {
+		for i := range v.Replicas {
+			if v.Replicas[i].ID == h.Replica {
+				dst = append(dst, ring.Hot{Prefix: h.Prefix, Replica: v.Replicas[i].Name})
+			}
+		}
+	}
+	return dst
 }
 
 // heardPeers takes what other routers said into the accounts. What they saw
@@ -74,6 +161,10 @@ func (a *app) snapshot(s *ring.Snapshot) {
 func (a *app) heardPeers(peers []ring.PeerView) {
 	cfg := a.config()
 	node := a.peers.Load()
+	if node != nil && node.Stormy() {
+		a.proxy.PeersStorm()
+	}
+	var hot []admission.HotPrefix
 	for i := range cfg.Pools {
 		name := cfg.Pools[i].Name
 		a.proxy.WithCore(name, func(core proxy.Core, now float64) {
@@ -88,6 +179,12 @@ func (a *app) heardPeers(peers []ring.PeerView) {
 			}
 			for j := range peers {
 				pool.Peers(now, peers[j].Router, loadsOf(&peers[j], ids))
+				hot = hot[:0]
+				for _, h := range peers[j].Hot {
+					hot = append(hot, admission.HotPrefix{Prefix: h.Prefix, Replica: ids[h.Replica]})
+				}
+				pool.PeerHot(hot)
+				a.hint(&peers[j], ids, now)
 			}
 			if b := a.budgets[name]; b != nil && node != nil {
 				requests, attempts := node.PeerBudget(name)
@@ -95,6 +192,27 @@ func (a *app) heardPeers(peers []ring.PeerView) {
 			}
 		})
 	}
+}
+
+// hintFor is how long a peer's word that a replica is unwell hurries the
+// probes of it, seconds.
+const hintFor = 2.0
+
+// hint notes which replicas a peer has ejected: they are probed sooner.
+func (a *app) hint(p *ring.PeerView, ids map[string]fleet.ID, now float64) {
+	for i := range p.Loads {
+		if p.Loads[i].State == fleet.StateEjected && !p.Assumed {
+			if id, ok := ids[p.Loads[i].Name]; ok {
+				a.hints.Store(id, now+hintFor)
+			}
+		}
+	}
+}
+
+// hinted tells whether a peer said lately that it has ejected the replica.
+func (a *app) hinted(id fleet.ID) bool {
+	until, ok := a.hints.Load(id)
+	return ok && a.now() < until.(float64)
 }
 
 // loadsOf are a peer's accounts of the replicas in ids; nil when it is gone.
