@@ -174,9 +174,9 @@ func (g *rig) unsettled() string {
 	for _, pl := range g.p.pools {
 		pl.mu.Lock()
 		flights, held := pl.flights, pl.held
-		st := g.core.Stats()
+		st := pl.core.(interface{ Stats() admission.Stats }).Stats()
 		var own fleet.Load
-		for _, v := range g.core.View().Replicas {
+		for _, v := range pl.core.View().Replicas {
 			own = own.Add(v.Own)
 		}
 		pl.mu.Unlock()

@@ -20,7 +20,9 @@ import (
 
 func TestMain(m *testing.M) {
 	// fasthttp's pool of workers has a janitor that wakes every 10 s to see that the server has stopped.
-	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("github.com/valyala/fasthttp.(*workerPool).Start.func2"))
+	// So has its client, which services use.
+	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("github.com/valyala/fasthttp.(*workerPool).Start.func2"),
+		goleak.IgnoreAnyFunction("github.com/valyala/fasthttp.(*HostClient).connsCleaner"), goleak.IgnoreAnyFunction("github.com/valyala/fasthttp.(*TCPDialer).tcpAddrsClean"))
 }
 
 func (g *rig) dial() net.Conn {

@@ -327,6 +327,9 @@ func (f *flight) takeBody(req *fasthttp.Request) { f.req.body = req.SwapBody(nil
 // bodyKeep is up to where a body's buffer stays with its request to the end.
 const bodyKeep = 16 << 10
 
+// blocksKept bounds the fingerprints' memory that an idle connection keeps.
+const blocksKept = 1024
+
 // spareBodies are buffers of bodies that no attempt can need any more. What
 // is not used again soon is left to the garbage collector.
 var spareBodies sync.Pool
@@ -350,6 +353,9 @@ func (f *flight) dropBody() {
 func (f *flight) returnBody(req *fasthttp.Request) {
 	body := f.req.body
 	f.req.body = nil
+	if cap(f.body.Blocks) > blocksKept {
+		f.body.Blocks, f.ticket.Work.Blocks = nil, nil
+	}
 	if f.spent {
 		f.spent = false
 		if b, ok := spareBodies.Get().(*[]byte); ok {
