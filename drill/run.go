@@ -113,7 +113,9 @@ func play(ctx context.Context, st *stage, rep *Report) (*record, error) {
 	var mu sync.Mutex
 	watchCtx, stopWatch := context.WithCancel(ctx)
 	var watch sync.WaitGroup
-	watch.Go(func() { watchMetrics(watchCtx, st, start, rec, &mu, log) })
+	if !sc.Unwatched {
+		watch.Go(func() { watchMetrics(watchCtx, st, start, rec, &mu, log) })
+	}
 	var loads sync.WaitGroup
 	h := fnv.New64()
 	h.Write([]byte(sc.Name))

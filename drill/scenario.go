@@ -32,18 +32,19 @@ type Scenario struct {
 	BlastRadius string `yaml:"blast_radius"`
 	FirstAction string `yaml:"first_action"`
 
-	Replicas []ReplicaGroup    `yaml:"replicas"`
-	Services []ServiceSpec     `yaml:"services"` // plain HTTP services (auxiliary routes, trace collectors)
-	Files    map[string]string `yaml:"files"`    // written into the drill's folder; ${dir} names it
-	Config   string            `yaml:"config"`   // the router's file; ${a0} is replica a0's URL
-	Prepare  []string          `yaml:"prepare"`  // subcommands run on the configuration before the router starts, such as validate-fallbacks
-	Refused  string            `yaml:"refused"`  // `penstock check` has to refuse Config with this code or text
-	Routers  int               `yaml:"routers"`  // router processes; 0 = 1
-	Settle   Duration          `yaml:"settle"`   // calm time before load, default 1 s
-	Load     []Load            `yaml:"load"`
-	Steps    []Step            `yaml:"steps"`
-	Expect   []Expect          `yaml:"expect"`
-	Mutants  []string          `yaml:"mutants"` // faults of a -tags mutant build that this drill has to catch
+	Replicas  []ReplicaGroup    `yaml:"replicas"`
+	Services  []ServiceSpec     `yaml:"services"`  // plain HTTP services (auxiliary routes, trace collectors)
+	Files     map[string]string `yaml:"files"`     // written into the drill's folder; ${dir} names it
+	Config    string            `yaml:"config"`    // the router's file; ${a0} is replica a0's URL
+	Prepare   []string          `yaml:"prepare"`   // subcommands run on the configuration before the router starts, such as validate-fallbacks
+	Refused   string            `yaml:"refused"`   // `penstock check` has to refuse Config with this code or text
+	Routers   int               `yaml:"routers"`   // router processes; 0 = 1
+	Unwatched bool              `yaml:"unwatched"` // the router's metrics are not read before the load is over
+	Settle    Duration          `yaml:"settle"`    // calm time before load, default 1 s
+	Load      []Load            `yaml:"load"`
+	Steps     []Step            `yaml:"steps"`
+	Expect    []Expect          `yaml:"expect"`
+	Mutants   []string          `yaml:"mutants"` // faults of a -tags mutant build that this drill has to catch
 }
 
 // ReplicaGroup is a number of equal emulated replicas: NAME0, NAME1, ...

@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"github.com/penstock/penstock/config"
+	"github.com/penstock/penstock/drill"
 	"github.com/penstock/penstock/telemetry"
 	"github.com/penstock/penstock/wire"
 )
@@ -21,6 +22,7 @@ func pages() map[string]string {
 		"configuration.md": config.Markdown(),
 		"metrics.md":       metricsPage(),
 		"errors.md":        errorsPage(),
+		"failures.md":      failuresPage(),
 	}
 }
 
@@ -41,8 +43,18 @@ func docs(_ context.Context, args []string, stdout, stderr io.Writer) int {
 			return 1
 		}
 	}
-	fmt.Fprintln(stdout, "wrote configuration.md, metrics.md, errors.md in", *dir)
+	fmt.Fprintln(stdout, "wrote configuration.md, metrics.md, errors.md, failures.md in", *dir)
 	return 0
+}
+
+func failuresPage() string {
+	all, err := drill.All()
+	if err != nil {
+		panic("BUG: a shipped drill is not valid: " + err.Error())
+	}
+	var b strings.Builder
+	drill.Failures(&b, all)
+	return b.String()
 }
 
 func metricsPage() string {

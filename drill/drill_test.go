@@ -1,0 +1,149 @@
+package drill
+
+import (
+	"bytes"
+	"encoding/json"
+	"os"
+	"strings"
+	"testing"
+)
+
+// matrix is failure-matrix.md's rows that are due now; those that need Redis,
+// a key issuer, durable jobs or several peers come with these.
+var matrix = []string{"replica-crash", "replica-crash-streaming", "replica-hang", "replica-slow", "replica-503", "replica-429", "client-4xx", "gpu-pending",
+	"metrics-gone", "router-overload", "tenant-burst", "otlp-down", "scraper-absent", "service-down", "config-broken", "tenant-bleed",
+	"tool-index-collision", "leaked-permit", "blocked-probe", "retry-storm", "model-substitution", "truncated-stream", "brownout-recovery", "recovery-flap",
+	"shared-domain", "untested-fallback", "stale-cache", "region-lost", "cold-scale-up", "client-storm-disconnect"}
+
+func TestEveryRowOfTheMatrixIsADrill(t *testing.T) {
+	all, err := All()
+	if err != nil {
+		t.Fatal(err)
+	}
+	have := map[string]bool{}
+	for _, s := range all {
+		have[s.Name] = true
+	}
+	for _, n := range matrix {
+		if !have[n] {
+			t.Errorf("no drill %s", n)
+		}
+	}
+}
+
+func TestScenarioFilesAreReadStrictly(t *testing.T) {
+	head := "name: x\ntitle: t\nsymptom: s\nmechanism: m\nblast_radius: b\nfirst_action: f\n"
+	for want, text := range map[string]string{
+		"field expects not found": head + "expects: []\n",
+		"asserts nothing":         head,
+		"symptom is missing":      "name: x\ntitle: t\nmechanism: m\nblast_radius: b\nfirst_action: f\nexpect: [{check: ok}]\n",
+		`no check "okay"`:         head + "expect: [{check: okay}]\n",
+		`no load "b"`:             head + "load: [{name: a, rate: 1, for: 1s}]\nexpect: [{check: ok, load: b}]\n",
+		"never end":               head + "load: [{name: a, rate: 1}]\nexpect: [{check: ok}]\n",
+		"is not a duration":       head + "load: [{name: a, rate: 1, for: 5}]\nexpect: [{check: ok}]\n",
+	} {
+		if _, err := Parse("x.yaml", []byte(text)); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("wanted %q, got %v", want, err)
+		}
+	}
+}
+
+// The assertions themselves: each can fail.
+func TestChecksCanFail(t *testing.T) {
+	two := 2.0
+	good := &Call{Load: "l", Status: 200, Done: true, Last: true, Sent: 1, First: 1.1}
+	cut := &Call{Load: "l", N: 1, Status: 200, ErrorEvent: true, Code: "upstream_stream_failed", Last: true, Sent: 2}
+	shed := &Call{Load: "l", N: 2, Status: 503, Code: "capacity_exhausted", RetryAfter: 1, Last: true, Sent: 3}
+	half := &Call{Load: "l", N: 3, Status: 200, Done: true, Last: true, Sent: 4, Header: map[string]string{"X-Degraded": "true"}}
+	zero, one := 0.0, 1.0
+	for _, c := range []struct {
+		what  string
+		calls []*Call
+		e     Expect
+		ok    bool
+	}{
+		{"a cut stream is a failure", []*Call{good, cut}, Expect{Check: "failed", Max: &zero}, false},
+		{"an honest refusal is none", []*Call{good, shed}, Expect{Check: "failed", Max: &zero}, true},
+		{"no request at all proves nothing", nil, Expect{Check: "failed", Max: &zero}, false},
+		{"a share below its limit", []*Call{good, shed}, Expect{Check: "ok", Min: &one, Args: map[string]float64{"share": 1}}, false},
+		{"half a disclosure is none", []*Call{half}, Expect{Check: "disclosed", Min: &one}, false},
+		{"no degraded answer where some are due", []*Call{good}, Expect{Check: "disclosed", Min: &one}, false},
+		{"too few error events", []*Call{cut}, Expect{Check: "error_events", Code: "upstream_stream_failed", Min: &two}, false},
+		{"a metric that is not there", nil, Expect{Check: "metric", Metric: "penstock_x", Min: &one}, false},
+		{"no account on the page", nil, Expect{Check: "accounts_zero"}, false},
+		{"a state never seen", nil, Expect{Check: "state", State: "up"}, false},
+		{"no reading of the state", nil, Expect{Check: "no_state", State: "up"}, false},
+		{"no answer with anchors", []*Call{good}, Expect{Check: "anchors", Min: &one}, false},
+	} {
+		rec := &record{st: &stage{sc: &Scenario{}}, calls: c.calls, final: map[string]float64{}}
+		if ok, seen := checks[c.e.Check](rec, &c.e); ok != c.ok {
+			t.Errorf("%s: %v, %s", c.what, ok, seen)
+		}
+	}
+}
+
+// The runner itself, on the real binary, with the two quickest drills; and a
+// scenario that must fail does.
+func TestRunnerPlaysDrills(t *testing.T) {
+	if testing.Short() {
+		t.Skip("starts processes")
+	}
+	binary := build(t, "")
+	t.Setenv("TMPDIR", t.TempDir())
+	for _, name := range []string{"client-4xx", "stale-cache", "shared-domain"} {
+		sc, err := Find(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		rep := playOn(t, sc, binary, "")
+		if !rep.OK {
+			t.Errorf("%s", text(rep))
+		}
+		checkReport(t, rep)
+	}
+	sc, err := Find("client-4xx")
+	if err != nil {
+		t.Fatal(err)
+	}
+	wrong := *sc
+	zero := 0.0
+	wrong.Load[0].For, wrong.Load[1].For = Duration(1e9), Duration(1e9)
+	wrong.Expect = []Expect{{Check: "status", Load: "wrong", Status: 400, Max: &zero}}
+	if rep := playOn(t, &wrong, binary, ""); rep.OK {
+		t.Errorf("an assertion that does not hold passed:\n%s", text(rep))
+	}
+	left, err := os.ReadDir(os.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, d := range left {
+		if strings.HasPrefix(d.Name(), "penstock-drill-") {
+			t.Errorf("%s was left behind", d.Name())
+		}
+	}
+}
+
+func checkReport(t *testing.T, rep *Report) {
+	t.Helper()
+	var j, h bytes.Buffer
+	if err := JSON(&j, []*Report{rep}); err != nil || !json.Valid(j.Bytes()) {
+		t.Errorf("JSON: %v", err)
+	}
+	if err := HTML(&h, []*Report{rep}); err != nil || !strings.Contains(h.String(), rep.Name) {
+		t.Errorf("HTML: %v", err)
+	}
+}
+
+func TestFailuresPageHasEveryDrill(t *testing.T) {
+	all, err := All()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var b bytes.Buffer
+	Failures(&b, all)
+	for _, s := range all {
+		if !strings.Contains(b.String(), "## "+s.Name+"\n") || !strings.Contains(b.String(), s.FirstAction) {
+			t.Errorf("%s is not whole on the page", s.Name)
+		}
+	}
+}
