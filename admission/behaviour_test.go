@@ -325,6 +325,33 @@ func TestSlowReplicaIsEjectedButNotTheFleet(t *testing.T) {
 	}
 }
 
+// A replica that is five times slower from one moment to the next gets few
+// requests to be judged by, and a mean over the calm before believes it late.
+func TestSuddenlySlowReplicaIsEjectedWithinAFewRequests(t *testing.T) {
+	p := pool(t, Config{}, 3)
+	toSlow := 0
+	for now, n := 1.0, 0; now < 30; now, n = now+0.4, n+1 {
+		a := request(1000)
+		d := p.Admit(now, a)
+		if d.Verdict != Placed {
+			t.Fatalf("%+v", d)
+		}
+		took := 0.06
+		if d.Replica == 2 && now > 20 {
+			took = 0.33
+			toSlow++
+		}
+		p.First(now+took, a)
+		p.Done(now+took+0.01, a, End{Outcome: Finished, Completion: 5})
+	}
+	if toSlow > slowRun+1 { // and one trial
+		t.Fatalf("%d requests went to the replica that is slow of a sudden", toSlow)
+	}
+	if h := p.View().Replicas[1].Health; toSlow >= slowRun && h.Open() {
+		t.Fatalf("after %d slow answers it is %v", toSlow, h.State)
+	}
+}
+
 func TestFailOpenWhenAllAnswerBadly(t *testing.T) {
 	p := pool(t, Config{}, 2)
 	for i := 0; i < 6; i++ {

@@ -4,6 +4,7 @@ import (
 	"math"
 
 	"github.com/penstock/penstock/fleet"
+	"github.com/penstock/penstock/internal/mutant"
 )
 
 // tickEvery is the grain of what moves by time alone: ramps, ejections, hangs.
@@ -204,7 +205,15 @@ func (p *Pool) checkSlow(now float64, r *replica, v *fleet.Replica, ratio float6
 	if !v.Health.Open() || len(p.reps) < 2 {
 		return
 	}
-	if !p.muchSlower(r, ratio) {
+	if !p.muchSlower(r, ratio, p.cfg.SlowRatio) {
+		return
+	}
+	p.ejectSlow(now, r, v)
+}
+
+// ejectSlow ejects within the share of the fleet that slowness may eject.
+func (p *Pool) ejectSlow(now float64, r *replica, v *fleet.Replica) {
+	if mutant.On("no-latency") {
 		return
 	}
 	out := 0
@@ -219,17 +228,17 @@ func (p *Pool) checkSlow(now float64, r *replica, v *fleet.Replica, ratio float6
 	p.take(now, r, v, fleet.EvidenceSlow, 0)
 }
 
-// muchSlower tells whether ratio is SlowRatio times the median of the other
+// muchSlower tells whether ratio is factor times the median of the other
 // replicas. The median need not be known: it is enough that more than half of
 // the others are so much faster.
-func (p *Pool) muchSlower(r *replica, ratio float64) bool {
+func (p *Pool) muchSlower(r *replica, ratio, factor float64) bool {
 	others, faster := 0, 0
 	for i, o := range p.reps {
 		if o == r || o.learn.plainN < minCompare || p.view.Replicas[i].Health.State == fleet.StateEjected {
 			continue
 		}
 		others++
-		if math.Exp(o.learn.plain)*p.cfg.SlowRatio < ratio {
+		if math.Exp(o.learn.plain)*factor < ratio {
 			faster++
 		}
 	}

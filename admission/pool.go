@@ -373,7 +373,7 @@ func (p *Pool) First(now float64, t *Ticket) {
 		// only by a whole answer.
 		fails := v.Health.Fails
 		if v.Health.State == fleet.StateTrial && v.Health.Reason == fleet.EvidenceSlow && !t.Work.Whole &&
-			p.muchSlower(r, (now-t.placedAt)/t.plain) {
+			p.muchSlower(r, (now-t.placedAt)/t.plain, slowInRow*p.cfg.SlowRatio) {
 			p.take(now, r, v, fleet.EvidenceSlow, 0) // as slow as before
 		} else if v.Health.State != fleet.StateUp && v.Health.Apply(now, fleet.EvidenceOK, 0, &p.cfg.Health) {
 			p.dirty = true
