@@ -60,6 +60,8 @@ type decoder struct {
 	lines  map[string]int
 	errs   Errors
 	nodes  int
+	broken bool     // the file could not be read as YAML
+	unset  []string // settings whose flag or variable is wrong
 }
 
 func (d *decoder) fail(line int, key, format string, args ...any) {
@@ -96,6 +98,7 @@ func (d *decoder) syntax(err error) {
 			msg = what
 		}
 	}
+	d.broken = true
 	d.fail(line, "", "not YAML: %s", msg)
 }
 

@@ -68,11 +68,17 @@ func Load(src Source) (*Config, error) {
 	} else {
 		d.defaults(reflect.ValueOf(c).Elem(), "")
 	}
+	if d.broken { // nothing was read, so that nothing else can be said of it
+		return nil, Errors(d.errs)
+	}
 	d.environment(c, env)
 	d.flags(c, src)
 	v := &validator{c: c, source: src, bad: map[string]bool{}}
 	for _, p := range d.errs {
 		v.bad[p.Key] = true
+	}
+	for _, path := range d.unset {
+		v.bad[path] = true
 	}
 	v.all()
 	errs := slices.Concat(d.errs, v.errs)
@@ -115,6 +121,7 @@ func (d *decoder) environment(c *Config, env map[string]string) {
 		if path, ok := names[k]; ok {
 			if err := set(c, path, env[k]); err != nil {
 				d.errs = append(d.errs, Problem{Source: "environment", Key: k, Msg: err.Error()})
+				d.unset = append(d.unset, path)
 			}
 		} else if near := nearest(k, known); near != "" && distance(k, near) <= 2 {
 			c.Warnings = append(c.Warnings, fmt.Sprintf("environment variable %s is not a setting; did you mean %s?", k, near))
@@ -126,6 +133,7 @@ func (d *decoder) flags(c *Config, src Source) {
 	for _, s := range src.Set {
 		if err := set(c, s.Path, s.Value); err != nil {
 			d.errs = append(d.errs, Problem{Source: "flag", Key: s.Flag, Msg: err.Error()})
+			d.unset = append(d.unset, s.Path)
 		}
 	}
 	fail := func(key, format string, args ...any) {
