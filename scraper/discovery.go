@@ -178,6 +178,14 @@ func (p *replica) limits(c *client, i Info, have bool) (Info, bool) {
 // publish keeps i and tells of a change.
 func (p *replica) publish(i Info) {
 	p.mu.Lock()
+	// vLLM says of a model that it was created when it is asked; that is no change.
+	for k := range i.Models {
+		for _, old := range p.info.Models {
+			if old.ID == i.Models[k].ID && old.Created > 0 {
+				i.Models[k].Created = old.Created
+			}
+		}
+	}
 	changed := !p.known || !reflect.DeepEqual(p.info, i)
 	p.info, p.known = i, true
 	p.mu.Unlock()
