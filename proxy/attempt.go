@@ -449,7 +449,7 @@ func (f *flight) begun(h *answerHead) {
 	f.status = h.status
 	f.judge(false)
 	f.phase.Store(uint32(phaseStreaming))
-	f.pool.first(f)
+	f.pool.first(f, false)
 	f.mu.Lock()
 	f.revoke = false
 	f.mu.Unlock()

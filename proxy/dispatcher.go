@@ -145,11 +145,16 @@ func (pl *pool) release(f *flight, e admission.End) {
 	}
 }
 
-// first tells of the first content event.
-func (pl *pool) first(f *flight) {
+// first tells of the first content event. The decision's record takes the
+// TTFT when the answer is a stream: of others nobody sees the first token.
+func (pl *pool) first(f *flight, stream bool) {
 	pl.mu.Lock()
 	defer pl.mu.Unlock()
 	now := pl.p.now()
+	if stream && f.logged > 0 && pl.logN-f.logged < uint64(len(pl.log)) {
+		e := &pl.log[(f.logged-1)%uint64(len(pl.log))]
+		e.Observed = now - e.At
+	}
 	pl.core.First(now, &f.ticket)
 	pl.advance(now)
 }
@@ -276,6 +281,7 @@ func (pl *pool) record(now float64, f *flight, d admission.Decision) {
 	*e = DecisionRecord{At: now, Pool: pl.name, Attempt: f.attempts + 1, Class: int(f.ticket.Work.Class), Prompt: f.ticket.Work.Prompt,
 		Blocks: len(f.ticket.Work.Blocks), TTFT: d.TTFT, ITL: d.ITL, Own: d.Own, Harm: d.Harm, Hit: d.Hit, HeldFor: f.heldFor}
 	e.n = uint8(copy(e.id[:], f.req.id))
+	f.logged = pl.logN
 	switch d.Verdict {
 	case admission.Placed:
 		e.Verdict = "placed"

@@ -69,8 +69,9 @@ type flight struct {
 	watchFn func(data []byte) bool // watch, bound once
 	eachFn  func() bool            // each, bound once
 	phase   atomic.Uint32
-	decided bool // under the pool's mutex: a held ticket has its decision
-	placed  bool // this flight owes the pool a Done
+	decided bool   // under the pool's mutex: a held ticket has its decision
+	logged  uint64 // under the pool's mutex: one more than where its latest decision stands in the log
+	placed  bool   // this flight owes the pool a Done
 
 	// What the record of the request needs.
 	attempts  int
@@ -115,6 +116,7 @@ func (f *flight) begin() {
 	f.attempts, f.replica, f.status, f.outcome = 0, nil, 0, outcomeNone
 	f.predicted, f.firstAt, f.heldFor, f.sent = 0, 0, 0, 0
 	f.wrote, f.closeConn, f.placed, f.decided = false, false, false, false
+	f.logged = 0
 	f.lastEv, f.reason, f.errCode = fleet.EvidenceOK, admission.ReasonNone, ""
 	f.usage, f.mark = wire.Usage{}, wire.ViolationNone
 	f.climb = climb{}

@@ -347,7 +347,7 @@ func (f *flight) commit(tail []byte) error {
 	head.b = append(head.b, tail...)
 	err := f.conn.send(head.b)
 	putScratch(head)
-	f.pool.first(f)
+	f.pool.first(f, true)
 	f.replica.metrics.ttft.Update(f.firstAt - f.req.arrived)
 	f.mu.Lock()
 	f.revoke = false // a revocation that crossed the first event is void: the answer has begun
