@@ -1,8 +1,10 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"crypto/tls"
+	"encoding/json"
 	"net"
 	"slices"
 	"sync"
@@ -54,6 +56,7 @@ func (a *app) discover() error {
 	}
 	wg.Go(func() { a.openWhenAsked(ctx) })
 	wg.Go(func() { a.reportWaiting(ctx) })
+	wg.Go(func() { a.reportStates(ctx) })
 	return nil
 }
 
@@ -287,9 +290,10 @@ func (a *app) reportWaiting(ctx context.Context) {
 		case <-t.C:
 		}
 		ok, body := a.proxy.Ready()
+		ok = ok || !bytes.Contains(body, []byte(`"ready":false`)) // the router drains; its pools are well
 		switch {
 		case !ok && ctx.Err() == nil:
-			a.log.Warn("waiting: a pool has no replica that can be reached", zap.ByteString("pools", body))
+			a.log.Warn("waiting: a pool has no replica that can be reached", zap.Any("pools", json.RawMessage(body)))
 			wait = min(2*wait, time.Minute)
 		case !was:
 			a.log.Info("all pools have replicas")
@@ -301,5 +305,60 @@ func (a *app) reportWaiting(ctx context.Context) {
 			next = 2 * time.Second
 		}
 		t.Reset(next)
+	}
+}
+
+// reportStates says in the log when a replica is ejected or drained, and when
+// it takes traffic again.
+func (a *app) reportStates(ctx context.Context) {
+	t := time.NewTicker(200 * time.Millisecond)
+	defer t.Stop()
+	type key struct {
+		pool string
+		id   fleet.ID
+	}
+	type seen struct {
+		state fleet.State
+		out   bool // it was said that it takes no traffic
+	}
+	last := map[key]seen{}
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-t.C:
+		}
+		now := map[key]seen{}
+		var say []func() // outside the pool's mutex
+		for _, p := range a.config().Pools {
+			a.proxy.WithCore(p.Name, func(core proxy.Core, _ float64) {
+				for _, r := range core.View().Replicas {
+					k, h := key{p.Name, r.ID}, r.Health
+					s := last[k]
+					if _, known := last[k]; !known {
+						s.state = h.State
+					}
+					fields := []zap.Field{zap.String("pool", p.Name), zap.String("replica", r.Name), zap.Stringer("reason", h.Reason)}
+					switch {
+					case h.State == s.state:
+					case h.State == fleet.StateEjected:
+						s.out = true
+						say = append(say, func() { a.log.Warn("replica ejected", fields...) })
+					case h.State == fleet.StateDraining:
+						s.out = true
+						say = append(say, func() { a.log.Info("replica drains: nothing new goes there", fields[:2]...) })
+					case s.out && h.State != fleet.StateTrial:
+						s.out = false
+						say = append(say, func() { a.log.Info("replica takes traffic again", fields[:2]...) })
+					}
+					s.state = h.State
+					now[k] = s
+				}
+			})
+		}
+		last = now
+		for _, f := range say {
+			f()
+		}
 	}
 }
