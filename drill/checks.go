@@ -114,6 +114,9 @@ func (r *record) count(e *Expect, what string, f func(*Call) bool) (bool, string
 
 // failed: neither answered, nor refused honestly, nor left by the client.
 func checkFailed(r *record, e *Expect) (bool, string) {
+	if e.Args["unbegun"] == 1 { // of those whose answer had not begun
+		return r.count(e, "failed before their first byte", func(c *Call) bool { return !c.OK() && !c.Honest() && !c.Left && c.First == 0 })
+	}
 	return r.count(e, "failed", func(c *Call) bool { return !c.OK() && !c.Honest() && !c.Left })
 }
 

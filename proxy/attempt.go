@@ -60,6 +60,9 @@ func (f *flight) serve() {
 			last = result{kind: failed, evidence: fleet.EvidenceRefused}
 		} else {
 			last = f.attempt(r, &d)
+			for mutant.On("retry-storm") && last.kind == failed && f.attempts < 12 {
+				last = f.attempt(r, &d)
+			}
 		}
 		f.release(last)
 		f.judgeResult(last)
@@ -86,9 +89,6 @@ func (f *flight) serve() {
 		if mutant.On("no-failover") {
 			f.giveUp(last)
 			return
-		}
-		if mutant.On("retry-storm") && f.attempts < 12 {
-			continue
 		}
 		if last.evidence == fleet.EvidenceRefused && f.attempts < allowed {
 			refused++
