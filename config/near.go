@@ -13,6 +13,9 @@ func nearest(s string, known []string) string {
 	return best
 }
 
+// Nearest returns the known name that s was probably meant to be, or "".
+func Nearest(s string, known []string) string { return nearest(s, known) }
+
 // distance is the number of insertions, deletions, substitutions and swaps of
 // neighbours between a and b.
 func distance(a, b string) int {

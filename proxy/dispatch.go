@@ -78,7 +78,7 @@ func (f *flight) precheck() *wire.Error {
 	}
 	switch {
 	case q.path == "other":
-		return wire.NewError(wire.CodeNotFound, "no such path; see the API's paths in the documentation")
+		return wire.NewError(wire.CodeNotFound, "no such path; the README lists those of the API, such as /v1/chat/completions")
 	case q.service != nil:
 	case q.kind == wire.KindNone || q.kind == wire.KindModels:
 		if q.method != "GET" && q.method != "HEAD" {
@@ -257,7 +257,7 @@ func (pl *pool) state() poolState {
 	case s.Ready:
 		s.Why = ""
 	case s.Replicas == 0:
-		s.Why = "no replica is known"
+		s.Why = "no replica has answered yet"
 	}
 	return s
 }

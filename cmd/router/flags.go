@@ -90,10 +90,22 @@ more, running answers get timeouts.drain_timeout; a second signal ends now.
 func parseServe(args []string, stderr io.Writer, getenv func(string) string) (src config.Source, code int) {
 	src.Policies, src.Profiles = policyNames(), profileNames()
 	fs := serveFlags(stderr, &src)
+	help := fs.Usage
+	fs.Usage = func() {} // not after each mistake: it would push the message off the screen
 	switch err := fs.Parse(args); {
 	case errors.Is(err, flag.ErrHelp):
+		help()
 		return src, 0
 	case err != nil:
+		hint := "see penstock serve --help"
+		if name, ok := strings.CutPrefix(err.Error(), "flag provided but not defined: -"); ok {
+			var known []string
+			fs.VisitAll(func(f *flag.Flag) { known = append(known, f.Name) })
+			if near := config.Nearest(strings.TrimPrefix(name, "-"), known); near != "" {
+				hint = "did you mean --" + near + "? " + hint
+			}
+		}
+		fmt.Fprintln(stderr, "penstock serve: "+hint)
 		return src, 2
 	case fs.NArg() > 0:
 		fmt.Fprintf(stderr, "penstock serve: unexpected argument %q (a replica is given as --replica URL)\n", fs.Arg(0))
