@@ -1,0 +1,166 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock/bench/model"
+	"github.com/penstock/penstock/bench/replica"
+	"github.com/penstock/penstock/config"
+	"github.com/penstock/penstock/ladder"
+)
+
+// ladderFile is a route with a smaller model as its second tier.
+func ladderFile(t *testing.T, dir, small, domains string, extra ...string) string {
+	t.Helper()
+	d1, d2, _ := strings.Cut(domains, "/")
+	text := fmt.Sprintf(`state_dir: %q
+pools:
+  - {name: big, models: [big], replicas: {static: ["http://127.0.0.1:2"]}, labels: {domain: %s}}
+  - {name: small, models: [small], replicas: {static: [%q]}, labels: {domain: %s}}
+routes:
+  - model: chat
+    tiers:
+      - {pool: big}
+      - {pool: small, model: small, validate: {prompts: %q, pass: 0.9, every: 12h}}
+`, dir, d1, small, d2, filepath.Join(dir, "checks.jsonl")) + strings.Join(extra, "")
+	file := filepath.Join(dir, "p.yaml")
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return file
+}
+
+func command1(args ...string) (int, string) {
+	var out bytes.Buffer
+	code := run(context.Background(), args, &out, &out)
+	return code, out.String()
+}
+
+func smallReplica(t *testing.T) string {
+	t.Helper()
+	p, ok := model.ByName("h100-8b")
+	if !ok {
+		t.Fatal("no profile")
+	}
+	addr := free(t)
+	r, err := replica.Start(replica.Options{Listen: addr, Profile: &p, Model: "small", Speed: 50})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { r.Close() })
+	return "http://" + addr
+}
+
+// The whole way of a fallback into use: refused, tried, taken; and out again.
+func TestFallbackIsUsedOnlyWhileItsValidationIsYoung(t *testing.T) {
+	dir := t.TempDir()
+	checks := filepath.Join(dir, "checks.jsonl")
+	if err := os.WriteFile(checks, []byte(`{"prompt":"the word gazebo","contains":"gazebo"}`+"\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	file := ladderFile(t, dir, smallReplica(t), "r1/r2")
+	if code, out := command1("check", file); code == 0 || !strings.Contains(out, "ERR_UNTESTED_COMPENSATION_REJECTED") || !strings.Contains(out, "small") {
+		t.Fatalf("check before any validation: %d %s", code, out)
+	}
+	if code, out := command1("validate-fallbacks", file); code != 0 || !strings.Contains(out, "passed  chat/small/small") {
+		t.Fatalf("validate-fallbacks: %d %s", code, out)
+	}
+	if code, out := command1("check", file); code != 0 {
+		t.Fatalf("check after it: %d %s", code, out)
+	}
+	// A day later it is too old.
+	record := ladder.RecordFile(dir)
+	rec, err := ladder.LoadRecord(record)
+	if err != nil || len(rec) != 1 {
+		t.Fatalf("%v %v", rec, err)
+	}
+	for k, v := range rec {
+		v.At = v.At.Add(-ladder.MaxValidationAge - time.Minute)
+		rec[k] = v
+	}
+	if err := rec.Save(record); err != nil {
+		t.Fatal(err)
+	}
+	if code, out := command1("check", file); code == 0 || !strings.Contains(out, "ERR_UNTESTED_COMPENSATION_REJECTED") {
+		t.Fatalf("check with a record of yesterday: %d %s", code, out)
+	}
+	// Answers that are not good enough record nothing.
+	if err := os.WriteFile(checks, []byte(`{"prompt":"the word gazebo","contains":"zeppelin"}`+"\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if code, out := command1("validate-fallbacks", file); code == 0 || !strings.Contains(out, "FAILED") || !strings.Contains(out, "0 of 1 prompts") {
+		t.Fatalf("validate-fallbacks with a test that cannot pass: %d %s", code, out)
+	}
+	if code, _ := command1("check", file); code == 0 {
+		t.Fatal("a failed validation renewed the record")
+	}
+}
+
+func TestValidationSaysWhatIsWrong(t *testing.T) {
+	dir := t.TempDir()
+	file := ladderFile(t, dir, "http://127.0.0.1:1", "r1/r2")
+	if code, out := command1("validate-fallbacks", file); code == 0 || !strings.Contains(out, "checks.jsonl") {
+		t.Errorf("no prompts file: %d %s", code, out)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "checks.jsonl"), []byte("{\"prompt\":\"x\"}\nnonsense\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if code, out := command1("validate-fallbacks", file); code == 0 || !strings.Contains(out, "checks.jsonl:2") {
+		t.Errorf("a broken line: %d %s", code, out)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "checks.jsonl"), []byte("{\"prompt\":\"x\"}\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if code, out := command1("validate-fallbacks", file); code == 0 || !strings.Contains(out, "127.0.0.1:1") {
+		t.Errorf("no replica: %d %s", code, out)
+	}
+}
+
+func TestFallbackInItsPrimarysFailureDomainIsRefused(t *testing.T) {
+	dir := t.TempDir()
+	for _, args := range [][]string{{"check", ladderFile(t, dir, "http://127.0.0.1:1", "r1/r1")}, {"serve", "--config", ladderFile(t, dir, "http://127.0.0.1:1", "r1/r1")}} {
+		if code, out := command1(args...); code == 0 || !strings.Contains(out, "ERR_SHARED_FAILURE_DOMAIN_DETECTED") {
+			t.Errorf("%s: %d %s", args[0], code, out)
+		}
+	}
+}
+
+// Which tier of the configuration is which on the wire.
+func TestTiersOfAConfiguration(t *testing.T) {
+	dir := t.TempDir()
+	static := filepath.Join(dir, "static.json")
+	if err := os.WriteFile(static, []byte(`{"id":"s","object":"chat.completion","choices":[{"index":0,"message":{"role":"assistant","content":"busy"},"finish_reason":"stop"}]}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	file := ladderFile(t, dir, "http://127.0.0.1:1", "r1/r2", fmt.Sprintf("      - {reduce: {max_tokens: 64}}\n      - {cached: {scope: shared, staleness: 1h}}\n      - {static: {file: %q}}\n    regions: [eu]\n", static))
+	cfg, err := load(config.Source{File: file})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := routeOptions(cfg, &cfg.Routes[0], newLabels(cfg))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []struct {
+		kind   ladder.Kind
+		number int
+	}{{ladder.KindPool, 0}, {ladder.KindPool, 2}, {ladder.KindReduce, 1}, {ladder.KindCached, 2}, {ladder.KindStatic, 2}}
+	for i, w := range want {
+		if got := r.Tiers[i]; got.Kind != w.kind || got.Number != w.number {
+			t.Errorf("tier %d is kind %d number %d, wanted %d and %d", i, got.Kind, got.Number, w.kind, w.number)
+		}
+	}
+	if r.Regions == 0 || r.Tiers[1].Validate == nil || !r.Tiers[3].Shared || r.Tiers[3].Staleness != time.Hour {
+		t.Errorf("%+v", r.Route)
+	}
+	if list := downgrades(cfg); len(list) != 1 || list[0].Model != "small" {
+		t.Errorf("downgrades %v", list)
+	}
+}
