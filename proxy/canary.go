@@ -8,6 +8,8 @@ import (
 	"net/http"
 	"time"
 
+	"go.uber.org/zap"
+
 	"github.com/penstock/penstock/fleet"
 	"github.com/penstock/penstock/ladder"
 )
@@ -33,6 +35,7 @@ func (p *Proxy) canaries(lr *ladderRoute) {
 		<-p.stop
 		cancel()
 	}()
+	told := false
 	for n := 0; ; n++ {
 		select {
 		case <-p.stop:
@@ -41,7 +44,12 @@ func (p *Proxy) canaries(lr *ladderRoute) {
 		}
 		lr.mu.Lock()
 		healthy := lr.st.Phase() == ladder.PrimaryHealthy
+		stalled := lr.st.Stalled(p.now())
 		lr.mu.Unlock()
+		if stalled && !told {
+			p.log.Warn("ALERT_RECOVERY_PROBE_STALLED: the primary is well and the route has not come back to it", zap.String("route", lr.opt.Model))
+		}
+		told = stalled
 		if healthy {
 			continue
 		}
