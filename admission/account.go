@@ -52,11 +52,8 @@ func (r *replica) prefillFrom(now float64) float64 {
 	return from
 }
 
-// busyTime is the time over which PrefillShare is a mean, seconds.
-const busyTime = 5.0
-
 // prefillBusy adds a prefill to the share of time that is spent on them.
 func (p *Pool) prefillBusy(now float64, r *replica, v *fleet.Replica, seconds float64) {
-	v.PrefillShare = v.PrefillShare*math.Exp(-(now-r.busyAt)/busyTime) + seconds/busyTime
+	v.PrefillShare = v.PrefillShare*math.Exp(-(now-r.busyAt)/fleet.PrefillWindow) + seconds/fleet.PrefillWindow
 	r.busyAt = now
 }

@@ -104,6 +104,7 @@ func (c *Config) Defaults() {
 	orDefault(&c.Learn, 0.03)
 	orDefault(&c.Params.WTTFT, scorer.DefaultParams.WTTFT)
 	orDefault(&c.Params.WHarm, scorer.DefaultParams.WHarm)
+	orDefault(&c.Params.WMiss, scorer.DefaultParams.WMiss)
 	orDefault(&c.Bonus, 0.5)
 	orDefault(&c.OutPrior, 200)
 	orDefault(&c.BlockDefault, 16)

@@ -36,6 +36,7 @@ func (p *Pool) try(now float64, t *Ticket, block *replica) tryResult {
 	p.lookup(&t.Work)
 	p.seed++
 	c.Seed = p.seed
+	c.Par.ITL = p.cfg.Classes[t.Work.Class].Objective.ITL
 	if p.cfg.NoHold {
 		return p.place(now, t, p.policy.Pick(c))
 	}

@@ -99,17 +99,17 @@ func (p *Pool) learnFirst(now float64, t *Ticket, v *fleet.Replica) {
 // that admission keeps as its margin. It is common to all replicas, so it
 // moves no choice, only how much is let in.
 func (p *Pool) learnMargin(ratio float64) {
-	p.margin = follow(p.margin, math.Log(ratio), marginStep, marginMin, marginMax)
+	p.margin = follow(p.margin, math.Log(ratio), marginQuantile, marginStep, marginMax)
 }
 
 // follow moves a running quantile by one observation.
-func follow(q, x, step, lo, hi float64) float64 {
+func follow(q, x, quantile, step, most float64) float64 {
 	if x > q {
-		q += step * marginQuantile
+		q += step * quantile
 	} else {
-		q -= step * (1 - marginQuantile)
+		q -= step * (1 - quantile)
 	}
-	return max(lo, min(hi, q))
+	return max(marginMin, min(most, q))
 }
 
 const (
@@ -117,9 +117,15 @@ const (
 	marginStep     = 0.005
 	marginMin      = 0.05 // logarithms: 1.05
 	marginMax      = 0.7  // 2
-	marginStepITL  = 0.002
-	marginMaxITL   = 0.3 // 1.35
+
+	marginQuantileITL = 0.97
+	marginStepITL     = 0.002
+	marginMaxITL      = 0.3 // 1.35
 )
+
+// nearITL is the share of the ITL objective from which a prediction teaches
+// the margin.
+const nearITL = 0.7
 
 // offsetStep is how far one first token moves the learned offset, seconds.
 const offsetStep = 0.0005
@@ -297,7 +303,11 @@ func (p *Pool) learnEnd(now float64, t *Ticket, r *replica, v *fleet.Replica, e 
 	l.logITL += g * (math.Log(ratio) - l.logITL)
 	l.obsITL += g * (itl - l.obsITL)
 	l.predITL += g * (t.itl - l.predITL)
-	p.marginITL = follow(p.marginITL, math.Log(itl/t.itl), marginStepITL, marginMin, marginMaxITL)
+	if t.itl > nearITL*p.cfg.Classes[w.Class].Objective.ITL {
+		// Only where it was a close decision: while load rises from little, every
+		// answer is slower than was predicted when it began, and none too slow.
+		p.marginITL = follow(p.marginITL, math.Log(itl/t.itl), marginQuantileITL, marginStepITL, marginMaxITL)
+	}
 	// Against the steps that the account says were possible meanwhile: what
 	// was predicted at placement is wrong as soon as the load changes.
 	if steps := r.steps - t.steps; steps > 1 {

@@ -12,15 +12,17 @@ import (
 	"github.com/penstock/penstock/fleet"
 )
 
-// Params are the two weights of the cost, both without unit.
+// Params are the weights of the cost, and what the pool wants to keep.
 type Params struct {
 	WTTFT float64 // how much a second before the first token counts against one after it; 5 to 20
 	WHarm float64 // how much a second of the others' waiting counts
+	WMiss float64 // seconds that an answer counts which is made to miss its ITL objective
+	ITL   float64 // that objective, seconds; 0 = none
 }
 
 // DefaultParams is the setting that was most robust over the scenario suite
 // (docs/policies.md).
-var DefaultParams = Params{WTTFT: 20, WHarm: 3}
+var DefaultParams = Params{WTTFT: 20, WHarm: 3, WMiss: 3}
 
 // Prediction is what a request would meet on one replica. Seconds, but for
 // Work and Memory.
@@ -148,7 +150,27 @@ func Predict(now float64, r *fleet.Replica, w *fleet.Work, hit float64, par *Par
 	// is much for a short one and little for one of 30,000 tokens.
 	short := max(shortLeast, min(shortMost, shortAlone/out.Alone))
 	out.Cost = par.WTTFT*short*out.TTFT + decoding + par.WHarm*out.Harm
+	if par.ITL > 0 {
+		busy := perPrefill * work / fleet.PrefillWindow
+		before := missing(decode / (1 - min(0.9, r.PrefillShare)) / par.ITL)
+		after := missing(out.Step / (1 - min(0.9, r.PrefillShare+busy)) / par.ITL)
+		// Its own miss, and those of the others that were not missing before: a
+		// replica that is over its objective already is the place for long prompts.
+		out.Cost += par.WMiss * (after + others*max(0, after-before))
+	}
 }
+
+// missFrom and missAll bound the share of an objective for ITL, as predicted
+// now, over which answers begin to miss it, and all do: load moves on while
+// they run.
+const (
+	missFrom = 0.7
+	missAll  = 1.1
+)
+
+// missing is the expected share of answers that miss their ITL objective when
+// the gap is x times the objective.
+func missing(x float64) float64 { return max(0, min(1, (x-missFrom)/(missAll-missFrom))) }
 
 // Context is what a policy decides from. The caller owns and reuses it.
 type Context struct {

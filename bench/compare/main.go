@@ -45,7 +45,7 @@ func Main(args []string, stdout, stderr io.Writer) int {
 	fs.SetOutput(stderr)
 	var o Options
 	scenarios := fs.String("scenarios", "", "some of: "+strings.Join(names(Suite()), ", ")+" (default all)")
-	policies := fs.String("policies", "", "policies, separated by commas; the first is what the others are compared with; penstock, penstock_nohold, or a policy's name, with +hold for Penstock's admission (default all)")
+	policies := fs.String("policies", "", "policies, separated by commas; the first is what the others are compared with; penstock, penstock_nohold, penstock_nolearn, or a policy's name, with +hold for Penstock's admission (default all)")
 	fs.IntVar(&o.Seeds, "seeds", 3, "seeds per cell")
 	fs.Float64Var(&o.Scale, "scale", 1, "length of the runs")
 	fs.IntVar(&o.Workers, "workers", 0, "simulations at a time (0 = processors)")
@@ -128,7 +128,7 @@ func SimMain(args []string, stdout, stderr io.Writer) int {
 	fs.SetOutput(stderr)
 	var e Env
 	scenario := fs.String("scenario", "near_saturation", "one of: "+strings.Join(names(Suite()), ", "))
-	policy := fs.String("policy", "penstock", "penstock, penstock_nohold, or a policy's name (with +hold for Penstock's admission)")
+	policy := fs.String("policy", "penstock", "penstock, penstock_nohold, penstock_nolearn, or a policy's name (with +hold for Penstock's admission)")
 	seed := fs.Uint64("seed", 1, "seed")
 	scale := fs.Float64("scale", 1, "length of the run")
 	bin := fs.Float64("timeline", 0, "width of timeline bins, s (0 = none)")

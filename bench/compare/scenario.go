@@ -193,14 +193,20 @@ type Policy struct {
 	Name string // as in tables
 	Core string // scorer's name
 	Hold bool   // with Penstock's admission (hold, shed, late binding); else places at once, as its makers' router does
+	Flat bool   // keeps the profile's coefficients: nothing is learned
 }
+
+// NoLearn is our policy without learned scales: what is learned must never do
+// worse.
+const NoLearn = "penstock, not learning"
 
 // DefaultPolicies are ours in full, ours without admission, and all others as
 // they are shipped: without admission.
 func DefaultPolicies() []Policy {
-	out := []Policy{{"penstock", "work", true}, {"penstock, no admission", "work", false}}
+	out := []Policy{{Name: "penstock", Core: "work", Hold: true}, {Name: "penstock, no admission", Core: "work"},
+		{Name: NoLearn, Core: "work", Hold: true, Flat: true}}
 	for _, n := range []string{"round_robin", "random", "power_of_two", "least_requests", "llmd", "llmd_sticky", "sglang_cache_aware", "bounded_hash", "dynamo", "lmetric", "preble"} {
-		out = append(out, Policy{n, n, false})
+		out = append(out, Policy{Name: n, Core: n})
 	}
 	return out
 }
@@ -211,12 +217,15 @@ func ParsePolicies(s string) ([]Policy, error) {
 	var out []Policy
 	for _, n := range strings.Split(s, ",") {
 		core, hold := strings.CutSuffix(n, "+hold")
-		p := Policy{n, core, hold}
+		p := Policy{Name: n, Core: core, Hold: hold}
 		if n == "penstock" {
 			p = DefaultPolicies()[0]
 		}
 		if n == "penstock_nohold" {
 			p = DefaultPolicies()[1]
+		}
+		if n == "penstock_nolearn" {
+			p = DefaultPolicies()[2]
 		}
 		cfg := admission.Config{Policy: p.Core}
 		if err := cfg.Validate(); err != nil {
@@ -229,7 +238,7 @@ func ParsePolicies(s string) ([]Policy, error) {
 
 // apply puts a policy into a scenario's configuration.
 func (p *Policy) apply(c *sim.Config, tune func(*admission.Config)) {
-	c.Pool.Policy, c.Pool.NoHold = p.Core, !p.Hold
+	c.Pool.Policy, c.Pool.NoHold, c.Pool.NoLearn = p.Core, !p.Hold, p.Flat
 	c.Pool.Objective = admission.Objective{TTFT: c.Goal.TTFT, TTFTPer1k: c.Goal.TTFTPer1k, ITL: c.Goal.TPOT}
 	if tune != nil && p.Core == "work" {
 		tune(&c.Pool)
