@@ -20,7 +20,7 @@ type pool struct {
 	mu       sync.Mutex
 	core     Core
 	replicas map[fleet.ID]*replica
-	flights  int // placed or held
+	flights  []*flight // placed or held
 	held     int
 	scratch  []*admission.Ticket
 	timer    *time.Timer
@@ -91,10 +91,10 @@ func (pl *pool) admit(f *flight) (d admission.Decision, r *replica) {
 	switch d.Verdict {
 	case admission.Placed:
 		f.placed = true
-		pl.flights++
+		pl.enter(f, now)
 		r = pl.replicas[d.Replica]
 	case admission.Held:
-		pl.flights++
+		pl.enter(f, now)
 		pl.held++
 	}
 	pl.record(now, f, d)
@@ -116,13 +116,13 @@ func (pl *pool) woken(f *flight) (d admission.Decision, r *replica, out bool) {
 			f.placed = true
 			r = pl.replicas[d.Replica]
 		} else {
-			pl.flights--
+			pl.exit(f)
 		}
 		pl.record(now, f, d)
 	case f.why() != causeNone:
 		d.Verdict = admission.Held
 		pl.held--
-		pl.flights--
+		pl.exit(f)
 		pl.core.Leave(now, &f.ticket)
 		pl.advance(now)
 	default:
@@ -138,7 +138,7 @@ func (pl *pool) release(f *flight, e admission.End) {
 	defer pl.mu.Unlock()
 	if f.placed {
 		f.placed = false
-		pl.flights--
+		pl.exit(f)
 		now := pl.p.now()
 		pl.core.Done(now, &f.ticket, e)
 		pl.advance(now)
@@ -162,7 +162,69 @@ func (pl *pool) first(f *flight, stream bool) {
 func (pl *pool) progress(f *flight, tokens int) {
 	pl.mu.Lock()
 	defer pl.mu.Unlock()
+	f.shown.output = tokens
 	pl.core.Progress(pl.p.now(), &f.ticket, tokens)
+}
+
+// enter and exit keep the list of the flights that are held or placed. Under mu.
+func (pl *pool) enter(f *flight, now float64) {
+	f.shown = shown{at: len(pl.flights), since: now, attempt: f.attempts + 1}
+	pl.flights = append(pl.flights, f)
+}
+
+func (pl *pool) exit(f *flight) {
+	n := len(pl.flights) - 1
+	last := pl.flights[n]
+	pl.flights[f.shown.at], last.shown.at = last, f.shown.at
+	pl.flights[n] = nil
+	pl.flights = pl.flights[:n]
+}
+
+// shown is what is told of a request in flight beside what does not change
+// while it is held or placed. Under the pool's mutex.
+type shown struct {
+	at      int     // in the pool's list
+	since   float64 // when it was asked for this place
+	attempt int
+	output  int // content events told to the core
+}
+
+// FlightRecord is one request that is held or placed.
+type FlightRecord struct {
+	Request, Path, Model, Tenant, Phase, Pool, Replica string
+
+	Class   int
+	Attempt int
+	Prompt  int     // tokens, estimated
+	Output  int     // content events so far, in steps of progressEvery
+	Age     float64 // since it came, seconds
+	HeldFor float64 // of this attempt so far, when it is held
+}
+
+// Flights returns the requests that are held or placed.
+func (p *Proxy) Flights() []FlightRecord {
+	var out []FlightRecord
+	for _, pl := range p.pools {
+		pl.mu.Lock()
+		now := p.now()
+		for _, f := range pl.flights {
+			// All that is read here stays as it is while the flight is in the list.
+			r := FlightRecord{Request: string(f.req.id), Path: f.req.path, Model: f.body.Model, Tenant: string(f.req.tenant), Pool: pl.name,
+				Phase: phaseWords[phaseHeld], Class: int(f.ticket.Work.Class), Attempt: f.shown.attempt, Prompt: f.ticket.Work.Prompt, Output: f.shown.output,
+				Age: now - f.req.arrived}
+			if f.placed {
+				r.Phase = phaseWords[f.phase.Load()]
+				if rep := pl.replicas[f.ticket.Decision.Replica]; rep != nil {
+					r.Replica = rep.spec.Name
+				}
+			} else {
+				r.HeldFor = now - f.shown.since
+			}
+			out = append(out, r)
+		}
+		pl.mu.Unlock()
+	}
+	return out
 }
 
 // advance re-decides what is held and cancels what was revoked. Under mu.
@@ -189,7 +251,7 @@ func (pl *pool) rearm(now float64) {
 		return
 	}
 	next := math.Inf(1)
-	if pl.flights > 0 {
+	if len(pl.flights) > 0 {
 		next = now + tickEvery
 	}
 	if pl.held > 0 {

@@ -72,6 +72,7 @@ type flight struct {
 	decided bool   // under the pool's mutex: a held ticket has its decision
 	logged  uint64 // under the pool's mutex: one more than where its latest decision stands in the log
 	placed  bool   // this flight owes the pool a Done
+	shown   shown
 
 	// What the record of the request needs.
 	attempts  int

@@ -173,7 +173,7 @@ func (g *rig) unsettled() string {
 	}
 	for _, pl := range g.p.pools {
 		pl.mu.Lock()
-		flights, held := pl.flights, pl.held
+		flights, held := len(pl.flights), pl.held
 		st := pl.core.(interface{ Stats() admission.Stats }).Stats()
 		var own fleet.Load
 		for _, v := range pl.core.View().Replicas {

@@ -45,8 +45,24 @@ func (c consoleRouter) Now() float64                    { return c.a.now() }
 func (c consoleRouter) Ready() (bool, []byte)           { return c.a.proxy.Ready() }
 func (c consoleRouter) Config() any                     { return c.a.config() }
 func (c consoleRouter) InFlight() int                   { return c.a.proxy.InFlight() }
-func (c consoleRouter) Requests() []console.Request     { return nil }
 func (c consoleRouter) Drain(id fleet.ID, on bool) bool { return c.a.proxy.DrainReplica(id, on) }
+
+// Requests are those that are held or at a replica.
+func (c consoleRouter) Requests() []console.Request {
+	cfg := c.a.config()
+	flights := c.a.proxy.Flights()
+	out := make([]console.Request, 0, len(flights))
+	for i := range flights {
+		f := &flights[i]
+		r := console.Request{ID: f.Request, Path: f.Path, Model: f.Model, Tenant: f.Tenant, Phase: f.Phase, Pool: f.Pool, Replica: f.Replica,
+			Attempt: f.Attempt, Prompt: f.Prompt, Output: f.Output, Age: f.Age, HeldFor: f.HeldFor}
+		if f.Class < len(cfg.Classes) {
+			r.Class = cfg.Classes[f.Class].Name
+		}
+		out = append(out, r)
+	}
+	return out
+}
 
 // Pools copies what each pool's core knows, under its mutex.
 func (c consoleRouter) Pools() []console.Pool {
