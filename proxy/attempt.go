@@ -80,6 +80,13 @@ func (f *flight) serve() {
 				return
 			}
 			last = result{kind: failed, evidence: fleet.EvidenceStalled}
+			// The router itself took the attempt back from a replica that it
+			// holds for dead: like a refused connection, this does not use up
+			// what the request may still try.
+			if refused < maxRefused {
+				refused++
+				allowed++
+			}
 		}
 		if f.late() {
 			f.expire()
