@@ -197,6 +197,13 @@ func (g *StormGuard) RepeatAmong(now float64, print uint64, tries int) (ok bool,
 	return true, 0
 }
 
+// Forget ends the window of a request that was answered in full.
+func (g *StormGuard) Forget(print uint64) {
+	if i, ok := g.seen[print]; ok {
+		g.ring[i].at, g.ring[i].repeats = math.Inf(-1), 0
+	}
+}
+
 // Each calls f for each request whose window is open, with how often it came
 // since its degraded or shed answer, that one included: what a router tells
 // its peers.

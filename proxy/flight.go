@@ -53,26 +53,27 @@ type flight struct {
 	// stopDial ends a connecting under way.
 	stopDial context.CancelFunc
 
-	req     request
-	body    wire.Body
-	obs     wire.Observer
-	ticket  admission.Ticket
-	pool    *pool
-	climb   climb
-	limited bool // this flight owes the tenant's limiter a Return
-	targets []target
-	target  *target
-	head    answerHead
-	str     streamer
-	saved   saved
-	want    [2]string              // the model that has to answer, see wanted
-	watchFn func(data []byte) bool // watch, bound once
-	eachFn  func() bool            // each, bound once
-	phase   atomic.Uint32
-	decided bool   // under the pool's mutex: a held ticket has its decision
-	logged  uint64 // under the pool's mutex: one more than where its latest decision stands in the log
-	placed  bool   // this flight owes the pool a Done
-	shown   shown
+	req        request
+	body       wire.Body
+	obs        wire.Observer
+	ticket     admission.Ticket
+	pool       *pool
+	climb      climb
+	stormPrint uint64 // what the storm guard knows the request by; 0 = it watches nobody
+	limited    bool   // this flight owes the tenant's limiter a Return
+	targets    []target
+	target     *target
+	head       answerHead
+	str        streamer
+	saved      saved
+	want       [2]string              // the model that has to answer, see wanted
+	watchFn    func(data []byte) bool // watch, bound once
+	eachFn     func() bool            // each, bound once
+	phase      atomic.Uint32
+	decided    bool   // under the pool's mutex: a held ticket has its decision
+	logged     uint64 // under the pool's mutex: one more than where its latest decision stands in the log
+	placed     bool   // this flight owes the pool a Done
+	shown      shown
 
 	// What the record of the request needs.
 	attempts  int
@@ -122,6 +123,7 @@ func (f *flight) begin() {
 	f.usage, f.mark = wire.Usage{}, wire.ViolationNone
 	f.climb = climb{}
 	f.limited = false
+	f.stormPrint = 0
 	f.targets, f.target, f.pool = nil, nil, nil
 	f.tenantID, f.deadlineAt, f.hardBy = 0, time.Time{}, time.Time{}
 	f.ticket.Work.Arrived, f.ticket.Work.Excluded = 0, 0

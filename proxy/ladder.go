@@ -273,16 +273,16 @@ func (f *flight) descend(reason string) bool {
 		return false
 	}
 	f.restoreBody()
+	print := f.print()
 	for i := c.at + 1; i < len(c.rungs); i++ {
-		if p := f.print(); f.takeRung(i, reason) {
-			f.noteStorm(p)
+		if f.takeRung(i, reason, print) {
 			return true
 		}
 	}
 	return false
 }
 
-func (f *flight) takeRung(i int, reason string) bool {
+func (f *flight) takeRung(i int, reason string, print uint64) bool {
 	c := &f.climb
 	r := &c.rungs[i]
 	now := f.p.now()
@@ -291,6 +291,7 @@ func (f *flight) takeRung(i int, reason string) bool {
 		if c.reason == "" {
 			c.reason = reason
 		}
+		f.noteStorm(print) // before the client has the answer: its next try may come at once
 	}
 	switch r.tier.Kind {
 	case ladder.KindPool:

@@ -103,7 +103,28 @@ func (m *proxyMetrics) request(k wire.Kind, status int) {
 
 // poolMetrics are one pool's.
 type poolMetrics struct {
-	hold *metrics.PrometheusHistogram
+	hold      *metrics.PrometheusHistogram
+	stats     func() admission.Stats // nil when the core has none
+	ejections [fleet.EvidenceCount]*metrics.Counter
+	panics    *metrics.Counter
+	told      admission.Stats // what the counters say
+}
+
+// count brings the counters up to what the core says. Under the pool's mutex.
+func (m *poolMetrics) count() {
+	if m.stats == nil {
+		return
+	}
+	s := m.stats()
+	for i, n := range s.Ejections {
+		if n > m.told.Ejections[i] {
+			m.ejections[i].Add(int(n - m.told.Ejections[i]))
+		}
+	}
+	if s.Panics > m.told.Panics {
+		m.panics.Add(int(s.Panics - m.told.Panics))
+	}
+	m.told = s
 }
 
 func newPoolMetrics(reg *telemetry.Registry, pl *pool) *poolMetrics {
@@ -119,7 +140,15 @@ func newPoolMetrics(reg *telemetry.Registry, pl *pool) *poolMetrics {
 			return c.Stats().HeldWork
 		}, pl.name)
 	}
-	return &poolMetrics{hold: reg.Histogram(telemetry.HoldTime, holdBounds, pl.name)}
+	m := &poolMetrics{hold: reg.Histogram(telemetry.HoldTime, holdBounds, pl.name)}
+	if c, ok := pl.core.(interface{ Stats() admission.Stats }); ok {
+		m.stats = c.Stats
+		m.panics = reg.Counter(telemetry.PanicMode, pl.name)
+		for i := range m.ejections {
+			m.ejections[i] = reg.Counter(telemetry.Ejections, pl.name, fleet.Evidence(i).String())
+		}
+	}
+	return m
 }
 
 // replicaMetrics are one replica's; dropped when it leaves.

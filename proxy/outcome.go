@@ -130,6 +130,7 @@ func (f *flight) account() {
 	}
 	now := p.now()
 	if f.outcome == outcomeFinished && f.replica != nil && f.status < 400 {
+		f.forgetStorm()
 		f.accountAnswer(now)
 	}
 	if p.opt.Tracer != nil && f.req.kind != wire.KindNone {

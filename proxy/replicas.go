@@ -136,6 +136,7 @@ func (p *Proxy) withCore(id fleet.ID, f func(c Core, now float64)) bool {
 	now := p.now()
 	f(r.pool.core, now)
 	r.pool.advance(now)
+	r.pool.metrics.count()
 	return true
 }
 

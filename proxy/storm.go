@@ -33,6 +33,7 @@ func (f *flight) checkStorm() *wire.Error {
 		return nil
 	}
 	p := f.print()
+	f.stormPrint = p
 	tries := 0
 	if f.p.opt.PeerTries != nil {
 		tries = f.p.opt.PeerTries(p)
@@ -58,6 +59,18 @@ func (f *flight) noteStorm(p uint64) {
 	st.guard.Answered(now, p)
 	st.mu.Unlock()
 	st.until.Store(math.Float64bits(now + stormWindow))
+}
+
+// forgetStorm ends the watch on a request that was answered in full by its
+// first tier: what comes after is no storm.
+func (f *flight) forgetStorm() {
+	if f.stormPrint == 0 || f.climb.tier != 0 {
+		return
+	}
+	st := &f.p.storms
+	st.mu.Lock()
+	st.guard.Forget(f.stormPrint)
+	st.mu.Unlock()
 }
 
 // EachStorm calls f for each request that was shed or answered below its first

@@ -23,7 +23,7 @@ var (
 	ReplicaWaiting = &Def{"penstock_replica_waiting_requests", Gauge, []string{"replica"}, "Requests waiting at the replica, as scraped."}
 	ReplicaRunning = &Def{"penstock_replica_running_requests", Gauge, []string{"replica"}, "Requests running at the replica, as scraped."}
 	ReplicaKVUsage = &Def{"penstock_replica_kv_usage_ratio", Gauge, []string{"replica"}, "KV-cache use of the replica, as scraped, 0 to 1."}
-	Ejections      = &Def{"penstock_replica_ejections_total", Counter, []string{"replica", "reason"}, "Ejections by the evidence that led to them."}
+	Ejections      = &Def{"penstock_replica_ejections_total", Counter, []string{"pool", "reason"}, "Ejections of replicas by the evidence that led to them (closed set, see fleet.Evidence)."}
 	TokensIn       = &Def{"penstock_prompt_tokens_total", Counter, []string{"replica"}, "Prompt tokens of answers, from usage, else estimated."}
 	TokensCached   = &Def{"penstock_prompt_cached_tokens_total", Counter, []string{"replica"}, "Prompt tokens that the replica took from its prefix cache, from usage."}
 	TokensOut      = &Def{"penstock_output_tokens_total", Counter, []string{"replica"}, "Output tokens of answers, from usage, else counted events."}
