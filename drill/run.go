@@ -68,6 +68,7 @@ type record struct {
 	points []point
 	final  map[string]float64
 	ready  []Event // changes of /readyz
+	sights []sight // of several routers
 }
 
 // Run plays one scenario and judges it.
@@ -116,11 +117,16 @@ func play(ctx context.Context, st *stage, rep *Report) (*record, error) {
 	if !sc.Unwatched {
 		watch.Go(func() { watchMetrics(watchCtx, st, start, rec, &mu, log) })
 	}
+	if len(st.routers) > 1 {
+		watch.Go(func() { watchPeers(watchCtx, st, start, rec, &mu) })
+	}
 	var loads sync.WaitGroup
 	h := fnv.New64()
 	h.Write([]byte(sc.Name))
 	for i := range sc.Load {
-		d := newDriver(&sc.Load[i], st.routers[i%len(st.routers)].public, start, h.Sum64()+uint64(i))
+		via := i % len(st.routers)
+		_, _ = fmt.Sscanf(sc.Load[i].Via, "r%d", &via)
+		d := newDriver(&sc.Load[i], st.routers[min(via, len(st.routers)-1)].public, start, h.Sum64()+uint64(i))
 		loads.Go(func() {
 			calls := d.run(ctx)
 			mu.Lock()
@@ -177,7 +183,10 @@ func (s Step) describe() string {
 	case s.Config != "":
 		return "configuration rewritten, SIGHUP"
 	}
-	return s.Admin + s.Router
+	if s.Router != "" {
+		return fmt.Sprintf("router %d: %s", s.Which, s.Router)
+	}
+	return s.Admin + s.Network
 }
 
 // watchMetrics reads the router's metrics every 100 ms and writes state

@@ -39,6 +39,7 @@ type Scenario struct {
 	Prepare   []string          `yaml:"prepare"`   // subcommands run on the configuration before the router starts, such as validate-fallbacks
 	Refused   string            `yaml:"refused"`   // `penstock check` has to refuse Config with this code or text
 	Routers   int               `yaml:"routers"`   // router processes; 0 = 1
+	Relayed   bool              `yaml:"relayed"`   // routers reach each other through relays, so that a step can cut the network
 	Unwatched bool              `yaml:"unwatched"` // the router's metrics are not read before the load is over
 	Settle    Duration          `yaml:"settle"`    // calm time before load, default 1 s
 	Load      []Load            `yaml:"load"`
@@ -86,6 +87,7 @@ type Load struct {
 	Leave       float64           `yaml:"leave"`       // share of clients that leave
 	LeaveAfter  Duration          `yaml:"leave_after"` // when they leave after sending; 0 = at the first content event
 	Timeout     Duration          `yaml:"timeout"`     // the client's own, default 60 s
+	Via         string            `yaml:"via"`         // the router: r0, r1, ...; default: the loads take turns
 	Tools       bool              `yaml:"tools"`       // asks for two parallel tool calls
 	Temperature *float64          `yaml:"temperature"`
 }
@@ -100,9 +102,11 @@ type Step struct {
 	Service string         `yaml:"service"`
 	Fault   map[string]any `yaml:"fault"` // as POST /fault of the emulated replica
 	Heal    bool           `yaml:"heal"`
-	Config  string         `yaml:"config"` // write this file and send SIGHUP
-	Admin   string         `yaml:"admin"`  // "POST /admin/v1/..."
-	Router  string         `yaml:"router"` // kill, stop, term
+	Config  string         `yaml:"config"`  // write this file and send SIGHUP
+	Admin   string         `yaml:"admin"`   // "POST /admin/v1/..."
+	Router  string         `yaml:"router"`  // kill, stop, term
+	Which   int            `yaml:"which"`   // the router process it is done to, from 0
+	Network string         `yaml:"network"` // split (router 0 from the others), heal
 	Note    string         `yaml:"note"`
 }
 

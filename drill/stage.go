@@ -33,6 +33,7 @@ type stage struct {
 	services map[string]*service
 	routers  []*router
 	vars     map[string]string
+	net      *network // of several routers
 }
 
 // actor is one emulated replica. It keeps its address over a kill and heal.
@@ -143,6 +144,9 @@ func newStage(sc *Scenario, binary string, env []string) (st *stage, err error) 
 			return st, err
 		}
 	}
+	if err := st.makeNetwork(); err != nil {
+		return st, err
+	}
 	for name, text := range sc.Files {
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(st.expand(text)), 0o600); err != nil {
 			return st, err
@@ -206,7 +210,7 @@ func (st *stage) startRouter(i int) error {
 		return err
 	}
 	r := &router{public: "http://" + pub, admin: "http://" + adm, config: filepath.Join(st.dir, fmt.Sprintf("router%d.yaml", i)), exited: make(chan struct{})}
-	text := fmt.Sprintf("listen: %q\nadmin: %q\n", pub, adm) + st.expand(st.sc.Config)
+	text := fmt.Sprintf("listen: %q\nadmin: %q\n", pub, adm) + strings.ReplaceAll(st.expand(st.sc.Config), "${peers}", st.peersOf(i))
 	if err := os.WriteFile(r.config, []byte(text), 0o600); err != nil {
 		return err
 	}
@@ -314,7 +318,12 @@ func (st *stage) act(ctx context.Context, s Step) error {
 		if sig == 0 {
 			return fmt.Errorf("router: %q is not kill, stop, cont or term", s.Router)
 		}
-		return st.routers[0].cmd.Process.Signal(sig)
+		if s.Which < 0 || s.Which >= len(st.routers) {
+			return fmt.Errorf("which: no router process %d", s.Which)
+		}
+		return st.routers[s.Which].cmd.Process.Signal(sig)
+	case s.Network != "":
+		return st.net.act(s.Network)
 	}
 	return errors.New("a step needs replica, service, config, admin or router")
 }
@@ -385,6 +394,7 @@ func sum(m map[string]float64, name string, labels map[string]string) (total flo
 }
 
 func (st *stage) close() {
+	st.net.close()
 	for _, r := range st.routers {
 		r.cmd.Process.Signal(syscall.SIGTERM)
 		time.Sleep(200 * time.Millisecond)

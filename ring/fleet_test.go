@@ -210,7 +210,7 @@ func TestCapHoldsOverAllRouters(t *testing.T) {
 		name    string
 		latency time.Duration
 		loss    float64
-	}{{"lan", 2 * time.Millisecond, 0}, {"a tenth lost", 2 * time.Millisecond, 0.1}, {"all lost", 2 * time.Millisecond, 1}} {
+	}{{"lan", 2 * time.Millisecond, 0}, {"a tenth lost", 2 * time.Millisecond, 0.1}, {"a fifth lost", 2 * time.Millisecond, 0.2}, {"all lost", 2 * time.Millisecond, 1}} {
 		t.Run(c.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				// 160 places, 2.1 s each: 76 a second; 120 are offered.

@@ -170,7 +170,7 @@ func (n *Node) PeerBudget(pool string) (requests, attempts int) {
 	return n.table.budget(pool)
 }
 
-// PeerRepeats sums what the fresh peers have counted of a request's repeats
+// PeerRepeats sums what the fresh peers have counted of a request
 // (Snapshot.Storms).
 func (n *Node) PeerRepeats(request uint64) int {
 	n.mu.Lock()

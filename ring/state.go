@@ -52,8 +52,8 @@ type Budget struct {
 	Requests, Attempts int
 }
 
-// Storm counts the repeats of one request (by its fingerprint) within 10 s of
-// a degraded or shed answer.
+// Storm counts how often one request (by its fingerprint) has come since it had
+// a degraded or shed answer, that time included, within 10 s.
 type Storm struct {
 	Request uint64
 	Repeats int

@@ -39,7 +39,9 @@ func (s *simulation) ownLoads(r *router, into []fleet.Load) []fleet.Load {
 	into = append(into[:0], make([]fleet.Load, len(s.nodes))...)
 	v := r.pool.View()
 	for i := range v.Replicas {
-		into[int(v.Replicas[i].ID)-1] = v.Replicas[i].Own
+		l := v.Replicas[i].Own
+		l.Unique = 0 // is not told
+		into[int(v.Replicas[i].ID)-1] = l
 	}
 	return into
 }

@@ -164,28 +164,32 @@ func (a *app) heardPeers(peers []ring.PeerView) {
 	if node != nil && node.Stormy() {
 		a.proxy.PeersStorm()
 	}
-	var hot []admission.HotPrefix
 	for i := range cfg.Pools {
 		name := cfg.Pools[i].Name
+		h := a.homes[name].Load()
+		if h == nil {
+			continue // nothing told yet; the next round is soon
+		}
+		// Decisions wait for the pool's mutex: all that can be is made before.
+		loads, hot := make([]map[fleet.ID]fleet.Load, len(peers)), []admission.HotPrefix(nil)
+		for j := range peers {
+			loads[j] = h.loads(&peers[j])
+			for _, x := range peers[j].Hot {
+				if id := h.id(x.Replica); id != 0 {
+					hot = append(hot, admission.HotPrefix{Prefix: x.Prefix, Replica: id})
+				}
+			}
+			a.hint(&peers[j], h)
+		}
 		a.proxy.WithCore(name, func(core proxy.Core, now float64) {
 			pool, ok := core.(*admission.Pool)
 			if !ok {
 				return
 			}
-			ids := map[string]fleet.ID{}
-			for j := range core.View().Replicas {
-				r := &core.View().Replicas[j]
-				ids[r.Name] = r.ID
-			}
 			for j := range peers {
-				pool.Peers(now, peers[j].Router, loadsOf(&peers[j], ids))
-				hot = hot[:0]
-				for _, h := range peers[j].Hot {
-					hot = append(hot, admission.HotPrefix{Prefix: h.Prefix, Replica: ids[h.Replica]})
-				}
-				pool.PeerHot(hot)
-				a.hint(&peers[j], ids, now)
+				pool.Peers(now, peers[j].Router, loads[j])
 			}
+			pool.PeerHot(hot)
 			if b := a.budgets[name]; b != nil && node != nil {
 				requests, attempts := node.PeerBudget(name)
 				b.SetPeers(float64(requests), float64(max(0, attempts-requests)))
@@ -199,11 +203,11 @@ func (a *app) heardPeers(peers []ring.PeerView) {
 const hintFor = 2.0
 
 // hint notes which replicas a peer has ejected: they are probed sooner.
-func (a *app) hint(p *ring.PeerView, ids map[string]fleet.ID, now float64) {
+func (a *app) hint(p *ring.PeerView, h *home) {
 	for i := range p.Loads {
 		if p.Loads[i].State == fleet.StateEjected && !p.Assumed {
-			if id, ok := ids[p.Loads[i].Name]; ok {
-				a.hints.Store(id, now+hintFor)
+			if id := h.id(p.Loads[i].Name); id != 0 {
+				a.hints.Store(id, a.now()+hintFor)
 			}
 		}
 	}
@@ -215,14 +219,22 @@ func (a *app) hinted(id fleet.ID) bool {
 	return ok && a.now() < until.(float64)
 }
 
-// loadsOf are a peer's accounts of the replicas in ids; nil when it is gone.
-func loadsOf(p *ring.PeerView, ids map[string]fleet.ID) map[fleet.ID]fleet.Load {
+// id is the ID of the replica of that name in the pool, 0 = it has none.
+func (h *home) id(name string) fleet.ID {
+	if i := h.hash.Index(name); i >= 0 {
+		return h.ids[i]
+	}
+	return 0
+}
+
+// loads are a peer's accounts of the pool's replicas; nil when it is gone.
+func (h *home) loads(p *ring.PeerView) map[fleet.ID]fleet.Load {
 	if p.Gone {
 		return nil
 	}
-	loads := make(map[fleet.ID]fleet.Load, len(ids))
+	loads := make(map[fleet.ID]fleet.Load, len(h.ids))
 	for i := range p.Loads {
-		if id, ok := ids[p.Loads[i].Name]; ok {
+		if id := h.id(p.Loads[i].Name); id != 0 {
 			loads[id] = p.Loads[i].Load
 		}
 	}
