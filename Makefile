@@ -9,7 +9,7 @@ FUZZTIME ?= 20s
 GOLANGCI := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.6.2
 
 .DEFAULT_GOAL := build
-.PHONY: peers build run test fmt vet race apptest fuzz bench bench-proxy real drill lint vuln check docs cover clean help
+.PHONY: peers build run test fmt vet race apptest fuzz bench bench-proxy real drill drill-mutants lint vuln check docs cover clean help
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | column -t -s "$$(printf '\t')"
@@ -59,6 +59,9 @@ drill: build ## every failure drill against the built binary
 
 peers: build ## 1, 3 and 8 router processes as one, against emulated replicas (minutes; wants a quiet machine)
 	PENSTOCK_BIN=$(CURDIR)/$(BIN) PENSTOCK_PEERS=1 $(GO) test -count=1 -v -timeout 10m ./apptest/peers/
+
+drill-mutants: ## each drill that claims to catch a fault, on a router that has it (about ten minutes)
+	PENSTOCK_MUTATION=1 $(GO) test -count=1 -timeout 40m -v -run DrillsCatch ./drill
 
 docs: ## the generated pages of docs/
 	$(GO) run ./cmd/router docs --dir docs

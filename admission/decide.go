@@ -59,6 +59,7 @@ func (p *Pool) try(now float64, t *Ticket, block *replica) tryResult {
 func (p *Pool) candidates(now float64, w *fleet.Work, block *replica) (why tryResult, trial int) {
 	c := &p.ctx
 	c.Work = w
+	p.costOf = nil
 	c.Cand = c.Cand[:0]
 	trial = -1
 	var serves, permitted, fits, untried, later, ramping, elsewhere bool
@@ -308,6 +309,7 @@ func (p *Pool) choose(now float64, t *Ticket) (chosen int, late bool) {
 	late = true
 	n := len(c.Cand)
 	bonus := p.bonus(&t.Work)
+	p.noCosts(&t.Work)
 	// Equal costs go round: an idle fleet's caches are all to be used.
 	for k, j := 0, int(p.seed%uint64(n)); k < n; k, j = k+1, j+1 {
 		if j == n {
@@ -322,6 +324,7 @@ func (p *Pool) choose(now float64, t *Ticket) (chosen int, late bool) {
 		if bonus > 0 {
 			cost -= p.preferred(v, &t.Work, bonus)
 		}
+		p.keepCost(i, &pr, cost)
 		if cost < bestCost {
 			best, bestCost, bestOK = i, cost, ok
 		}

@@ -1,6 +1,10 @@
 package admission
 
-import "github.com/penstock/penstock/fleet"
+import (
+	"math"
+
+	"github.com/penstock/penstock/fleet"
+)
 
 // drainRate measures the token-work per second that leaves the router: for
 // replicas, or shed from the queue.
@@ -53,12 +57,27 @@ func (p *Pool) forecast(now float64, w *fleet.Work, why Reason) float64 {
 		ahead += returnShare * p.promised.ahead(now)
 		wait = max(ahead, p.tokenWork(w)) / p.drain.rate
 	}
+	if q := p.held.bands[w.Class].last; q != nil && q.toldAt == 0 {
+		q.toldAt, q.told = now, wait
+	}
+	wait *= math.Exp(p.waitBias)
 	if why == ReasonNoReplica || why == ReasonExhausted {
 		wait = max(wait, 1)
 	}
 	wait = max(0.1, min(wait, 120))
 	p.promised.add(now, now+wait, p.tokenWork(w))
 	return wait
+}
+
+// learnWait compares what was forecast while t was the newest held request
+// with the time that it really waited since: order in the queue, requests shed
+// from it and a drain that changes all show there.
+func (p *Pool) learnWait(now float64, t *Ticket) {
+	if t.toldAt == 0 || t.told <= 0 || now <= t.toldAt {
+		return
+	}
+	x := math.Log(clampRatio((now - t.toldAt) / t.told))
+	p.waitBias += meanGain * (x - p.waitBias)
 }
 
 // returnShare is how much of the work that was told to come back is expected

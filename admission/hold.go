@@ -5,6 +5,7 @@ import (
 	"sort"
 
 	"github.com/penstock/penstock/fleet"
+	"github.com/penstock/penstock/scorer"
 )
 
 // heldQueue is what waits at the router: a band for each class; in a band a
@@ -409,7 +410,7 @@ func (p *Pool) Advance(now float64, out []*Ticket) []*Ticket {
 			why = ReasonDeadline
 		}
 		// One last look: an idle replica takes it even now.
-		if why == ReasonCapacity && p.tryHeld(now, t, nil) {
+		if why == ReasonCapacity && p.tryOne(now, t, nil) == tryPlaced {
 			out = append(out, t)
 			continue
 		}
@@ -434,17 +435,6 @@ func (p *Pool) Advance(now float64, out []*Ticket) []*Ticket {
 // lookEvery is how often the queue is looked at though nothing was reported:
 // predictions move by time alone (a running prefill gets on).
 const lookEvery = 0.005
-
-// tryHeld places a held ticket; it leaves the queue when it is placed.
-func (p *Pool) tryHeld(now float64, t *Ticket, block *replica) bool {
-	if p.try(now, t, block) != tryPlaced {
-		return false
-	}
-	phase, rep := t.phase, t.rep
-	p.held.remove(t)
-	t.phase, t.rep = phase, rep
-	return true
-}
 
 // serveHeld places what can be placed, band by band; a band that its minimum
 // share owes something goes first.
@@ -508,14 +498,46 @@ func (p *Pool) serveBand(now float64, class, most int, out []*Ticket) []*Ticket 
 	return out
 }
 
+// tryOne places a held ticket if it can; it leaves the queue then.
 func (p *Pool) tryOne(now float64, t *Ticket, block *replica) tryResult {
 	why := p.try(now, t, block)
 	if why == tryPlaced {
 		phase, rep := t.phase, t.rep
 		p.held.remove(t)
 		t.phase, t.rep = phase, rep
+		p.learnWait(now, t)
 	}
 	return why
+}
+
+// Takeable appends to out the held tickets, of those that are looked at, which
+// some replica would take now. Work is conserved when none is there for longer
+// than a short wait for a warm replica. For tests and simulations: it costs as
+// much as a look at the queue.
+func (p *Pool) Takeable(now float64, out []*Ticket) []*Ticket {
+	panics := p.stats.Panics
+	var pr scorer.Prediction
+	for c := range p.held.bands {
+		for _, t := range p.held.look(c, p.cfg.LookAhead) {
+			_, trial := p.candidates(now, &t.Work, nil)
+			if p.headroomShort(&t.Work) {
+				continue
+			}
+			p.lookup(&t.Work)
+			lim, takes := p.limitsOf(now, &t.Work), trial >= 0
+			for _, i := range p.ctx.Cand {
+				v := &p.view.Replicas[i]
+				scorer.Predict(now, v, &t.Work, p.hits[i], &p.ctx.Par, &pr)
+				_, ok, _ := lim.over(v, &pr)
+				takes = takes || ok
+			}
+			if takes {
+				out = append(out, t)
+			}
+		}
+	}
+	p.stats.Panics = panics
+	return out
 }
 
 // worthKeeping tells whether a starving request has enough time left to be

@@ -6,9 +6,10 @@ import (
 	"github.com/penstock/penstock/fleet"
 )
 
-// HotPrefix says that a replica holds a prefix: the chained fingerprint of a
-// number of blocks that is a power of two, so that a router that has it of a
-// peer finds it in a prompt with a few looks.
+// HotPrefix says that a replica holds a prefix: the chained fingerprint of 1,
+// 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20 ... blocks (four steps to each
+// doubling), so that a router that has it of a peer finds it in a prompt with
+// a few looks.
 type HotPrefix struct {
 	Prefix  uint64
 	Replica fleet.ID
@@ -26,19 +27,21 @@ const (
 // PrefixKey is what the consistent hash finds the home of a new prompt by: the
 // fingerprint of its first blocks. ok is false when it has none.
 func PrefixKey(blocks []uint64) (key uint64, ok bool) {
-	n := powerUpTo(min(len(blocks), hotFirst))
+	n := stepUpTo(min(len(blocks), hotFirst))
 	if n == 0 {
 		return 0, false
 	}
 	return blocks[n-1], true
 }
 
-// powerUpTo is the greatest power of two not over n, 0 for none.
-func powerUpTo(n int) int {
-	if n <= 0 {
-		return 0
+// stepUpTo is the greatest number of blocks that is told and not over n, 0 for
+// none.
+func stepUpTo(n int) int {
+	if n < 8 {
+		return max(n, 0)
 	}
-	return 1 << (bits.Len(uint(n)) - 1)
+	shift := bits.Len(uint(n)) - 3 // all but the first three bits
+	return n >> shift << shift
 }
 
 // hotPrefixes is what this router tells its peers, and what they told.
@@ -55,7 +58,7 @@ func (h *hotPrefixes) used(blocks []uint64, shared int, id fleet.ID) {
 	if shared == 0 {
 		shared = hotFirst
 	}
-	n := powerUpTo(min(shared, len(blocks)))
+	n := stepUpTo(min(shared, len(blocks)))
 	if n == 0 {
 		return
 	}
@@ -119,7 +122,7 @@ next:
 // takeHot enters into the index what peers told of the beginnings of this
 // prompt. counts is what the index says of it.
 func (p *Pool) takeHot(blocks []uint64, counts []int32) {
-	for n := powerUpTo(len(blocks)); n > 0; n /= 2 {
+	for n := stepUpTo(len(blocks)); n > 0; n = stepUpTo(n - 1) {
 		ids, ok := p.hot.told[blocks[n-1]]
 		if !ok {
 			continue

@@ -63,7 +63,7 @@ func TestHotPrefixesAreBounded(t *testing.T) {
 		a.Done(float64(i)+0.2, tk, End{Outcome: Finished})
 	}
 	hot := a.Hot(nil)
-	if len(hot) != hotMost || hot[0].Prefix != chain(200, 3)[1] {
+	if len(hot) != hotMost || hot[0].Prefix != chain(200, 3)[2] {
 		t.Errorf("%d told, the first is %x", len(hot), hot[0].Prefix)
 	}
 	for i := range uint64(3 * hotKept) {

@@ -51,6 +51,8 @@ type Pool struct {
 	hot    hotPrefixes
 	counts []int32 // scratch: hits in blocks, by slot
 	hits   []float64
+	costs  []Cost // of the decision made last, see Costs
+	costOf *fleet.Work
 	fits   []int32
 	ctx    scorer.Context
 	policy *scorer.Policy
@@ -68,6 +70,7 @@ type Pool struct {
 	nextTick  float64
 	drain     drainRate
 	promised  promises
+	waitBias  float64 // log of true wait / forecast, learned
 	revoking  bool
 	offset    float64 // learned, common to all replicas, seconds
 	margin    float64 // log of the factor on predicted TTFT in admission

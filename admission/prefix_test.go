@@ -1,6 +1,7 @@
 package admission
 
 import (
+	"runtime"
 	"testing"
 
 	"pgregory.net/rapid"
@@ -99,4 +100,49 @@ func TestIndexAgreesWithPlainLists(t *testing.T) {
 			t.Fatalf("%d entries are left when all replicas are empty", x.used)
 		}
 	})
+}
+
+// The index holds no more than the replicas can: its memory is bounded by
+// their KV caches, whatever comes.
+func TestIndexMemoryIsBoundedByWhatReplicasHold(t *testing.T) {
+	const replicas, blocks = 8, 1000
+	var x prefixIndex
+	x.setSlots(replicas)
+	for i := range replicas {
+		x.setLimit(i, blocks)
+	}
+	fill := func(n int) {
+		h := uint64(n)
+		chain := make([]uint64, 200)
+		for k := range n {
+			for i := range chain {
+				h = h*6364136223846793005 + 1442695040888963407
+				chain[i] = h
+			}
+			x.touch(k%replicas, chain)
+		}
+	}
+	heap := func() uint64 {
+		runtime.GC()
+		runtime.GC()
+		var m runtime.MemStats
+		runtime.ReadMemStats(&m)
+		return m.HeapAlloc
+	}
+	before := heap()
+	fill(200) // 5 times what fits
+	if x.used > replicas*blocks {
+		t.Fatalf("%d entries, the replicas hold %d", x.used, replicas*blocks)
+	}
+	full := heap()
+	fill(20_000)
+	if x.used > replicas*blocks {
+		t.Fatalf("%d entries, the replicas hold %d", x.used, replicas*blocks)
+	}
+	after := heap()
+	per := float64(full-before) / float64(replicas*blocks)
+	t.Logf("%.0f bytes per block held; after 100 times as many prompts %.0f", per, (float64(after)-float64(before))/float64(replicas*blocks))
+	if after > full+full/10 || per > 300 {
+		t.Errorf("%d bytes after 5 times what fits, %d after 500 times, %.0f per block", full-before, after-before, per)
+	}
 }

@@ -72,6 +72,11 @@ func TestRandomLives(t *testing.T) {
 				placed = drop(placed, at)
 				p.Done(now, x, End{Outcome: Failed, Evidence: fleet.EvidenceReset})
 			}
+			for _, x := range held {
+				if x.expire <= now {
+					t.Fatalf("held at %v though its time was over at %v", now, x.expire)
+				}
+			}
 		}
 		end := func(i int) {
 			x := placed[i]
@@ -201,6 +206,86 @@ func TestRandomLives(t *testing.T) {
 		}
 		if s.Placed != s.Finished+s.Failed+s.Cancelled || s.Offered != s.Placed+s.Left+shed || s.Held != 0 || s.HeldBytes != 0 || s.HeldWork != 0 {
 			t.Fatalf("books do not balance: %+v", s)
+		}
+	})
+}
+
+// TestNobodyStarves keeps a pool saturated: whatever the classes, tenants,
+// weights and lengths are, every class gets its minimum share of the work and
+// every tenant of a class a fair part of the class's, while others flood.
+func TestNobodyStarves(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		classes := []Class{{Name: "a", Wait: 1e9, Patient: true}, {Name: "b", Wait: 1e9, Patient: true}, {Name: "c", Wait: 1e9, Patient: true}}[:rapid.IntRange(1, 3).Draw(t, "classes")]
+		for i := 1; i < len(classes); i++ {
+			classes[i].MinShare = rapid.SampledFrom([]float64{0, 0.05, 0.2}).Draw(t, "share")
+		}
+		tenants := rapid.IntRange(1, 4).Draw(t, "tenants")
+		p := New(Config{Cap: rapid.IntRange(1, 3).Draw(t, "cap"), Classes: classes, HangAfter: 1e9, LookAhead: rapid.SampledFrom([]int{1, 4, 32}).Draw(t, "look")})
+		for id := range rapid.IntRange(1, 3).Draw(t, "replicas") {
+			p.Join(0, ReplicaSpec{ID: fleet.ID(id + 1), Profile: h100(), Warm: true})
+		}
+		now := 1.0
+		var running []*Ticket
+		waiting := map[[2]uint32]int{}
+		work := map[[2]uint32]float64{}
+		longest := 0.0
+		add := func(class uint8, tenant uint32) {
+			x := &Ticket{Work: fleet.Work{Model: 1, Tenant: tenant, Class: class, Prompt: rapid.SampledFrom([]int{50, 500, 4000}).Draw(t, "prompt"), MaxOut: 100}}
+			switch d := p.Admit(now, x); d.Verdict {
+			case Placed:
+				running = append(running, x)
+			case Held:
+				waiting[[2]uint32{uint32(class), tenant}]++
+			default:
+				t.Fatalf("%+v", d)
+			}
+			longest = max(longest, p.tokenWork(&x.Work))
+		}
+		refill := func() { // everybody always wants more
+			for c := range classes {
+				for k := range tenants {
+					for waiting[[2]uint32{uint32(c), uint32(k)}] < 3 {
+						add(uint8(c), uint32(k))
+					}
+				}
+			}
+		}
+		refill()
+		total := 0.0
+		for range 300 {
+			now += 0.01
+			i := rapid.IntRange(0, len(running)-1).Draw(t, "who ends")
+			x := running[i]
+			running[i] = running[len(running)-1]
+			running = running[:len(running)-1]
+			p.Done(now, x, End{Outcome: Finished, Prompt: x.Work.Prompt, Completion: 100})
+			for _, y := range p.Advance(now, nil) {
+				if y.Decision.Verdict != Placed {
+					t.Fatalf("%+v", y.Decision)
+				}
+				running = append(running, y)
+				k := [2]uint32{uint32(y.Work.Class), y.Work.Tenant}
+				waiting[k]--
+				w := p.tokenWork(&y.Work)
+				work[k] += w
+				total += w
+			}
+			refill()
+		}
+		for c := range classes {
+			sum := 0.0
+			for k := range tenants {
+				sum += work[[2]uint32{uint32(c), uint32(k)}]
+			}
+			share := p.cfg.Classes[c].MinShare
+			if sum < share*total-2*longest {
+				t.Fatalf("class %d had %.0f of %.0f token-work; its share is %g", c, sum, total, share)
+			}
+			for k := range tenants {
+				if mine := work[[2]uint32{uint32(c), uint32(k)}]; mine < sum/float64(tenants)-3*longest {
+					t.Fatalf("class %d: tenant %d had %.0f of %.0f, there are %d", c, k, mine, sum, tenants)
+				}
+			}
 		}
 	})
 }

@@ -47,6 +47,8 @@ type ticketState struct {
 	work     float64 // token-work
 	passed   int     // younger requests placed past it
 	okAt     float64 // since when some replica would have taken it while a warmer one was preferred; 0 = not
+	toldAt   float64 // when a wait was forecast while this was the newest held one; 0 = never
+	told     float64 // and that wait, seconds, before its correction
 	bandPrev *Ticket
 	bandNext *Ticket
 }

@@ -324,9 +324,13 @@ type ReplicaLoad struct {
 	Name     string
 	State    string
 	Requests int
-	Prefill  float64 // uncached prompt tokens without a first token
-	KV       float64 // tokens held
+	Prefill  float64        // uncached prompt tokens without a first token
+	KV       float64        // tokens held
+	Cost     admission.Cost // what it was predicted to cost this request; NaN where that is not kept
 }
+
+// noCost stands where a replica was no candidate.
+var noCost = admission.Cost{TTFT: math.NaN(), Own: math.NaN(), Harm: math.NaN(), Cost: math.NaN(), Hit: math.NaN()}
 
 // loadsKept bounds the replicas noted per decision.
 const loadsKept = 8
@@ -357,13 +361,23 @@ func (pl *pool) record(now float64, f *flight, d admission.Decision) {
 		e.Reason = d.Reason.String()
 	}
 	reps := pl.core.View().Replicas
+	var costs []admission.Cost
+	if c, ok := pl.core.(interface {
+		Costs(*fleet.Work) []admission.Cost
+	}); ok {
+		costs = c.Costs(&f.ticket.Work)
+	}
 	for i := range reps {
 		if i == loadsKept {
 			break
 		}
 		v := &reps[i]
 		l := v.Load()
-		loads = append(loads, ReplicaLoad{v.ID, v.Name, v.Health.State.String(), l.Requests, l.PrefillTokens, l.KVTokens})
+		rl := ReplicaLoad{Replica: v.ID, Name: v.Name, State: v.Health.State.String(), Requests: l.Requests, Prefill: l.PrefillTokens, KV: l.KVTokens, Cost: noCost}
+		if costs != nil {
+			rl.Cost = costs[i]
+		}
+		loads = append(loads, rl)
 	}
 	e.Loads = loads
 }

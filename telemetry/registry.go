@@ -38,7 +38,10 @@ type Registry struct {
 }
 
 // New returns an empty registry.
-func New() *Registry { return &Registry{set: metrics.NewSet()} }
+func New() *Registry {
+	metrics.ExposeMetadata(true) // # HELP and # TYPE
+	return &Registry{set: metrics.NewSet()}
+}
 
 // full renders name{label="value",...}; a wrong number of values is a bug.
 func (d *Def) full(values []string) string {

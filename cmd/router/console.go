@@ -2,7 +2,6 @@ package main
 
 import (
 	"encoding/json"
-	"math"
 	"net/http"
 	"slices"
 
@@ -124,10 +123,9 @@ func (c consoleRouter) Decisions() []console.Decision {
 		if d.Class < len(cfg.Classes) {
 			cd.Class = cfg.Classes[d.Class].Name
 		}
-		nan := math.NaN()
 		for _, l := range d.Loads {
 			cd.Candidates = append(cd.Candidates, console.Candidate{Replica: l.Name, State: l.State, Requests: l.Requests, Prefill: l.Prefill, KV: l.KV,
-				TTFT: nan, Own: nan, Harm: nan, Cost: nan, Hit: nan})
+				TTFT: l.Cost.TTFT, Own: l.Cost.Own, Harm: l.Cost.Harm, Cost: l.Cost.Cost, Hit: l.Cost.Hit})
 		}
 		out = append(out, cd)
 	}
