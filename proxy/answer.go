@@ -160,12 +160,15 @@ func (f *flight) appendAnswerHead(dst []byte, h *answerHead, mode outMode, lengt
 		case hHop, hConnection, hContentLength, hTransferEncoding, hServer, hDate, hRequestID, hTraceparent, hTenant, hExpect:
 			continue
 		case hRetryAfter:
+			if h.retryAfter <= 0 && (h.status == 429 || h.status == 503) {
+				continue // senseless: the router says when
+			}
 			retry = true
 		case hLocation:
 			continue // a replica's redirect names the replica itself
 		case hContentType:
 		default:
-			if named(h.connNames, name) || equalFold(name, "x-should-retry") || equalFold(name, "retry-after-ms") ||
+			if named(h.connNames, name) || routersOwn(name) || equalFold(name, "x-should-retry") || equalFold(name, "retry-after-ms") ||
 				f.climb.tier > 0 && equalFold(name, "cache-control") {
 				continue
 			}
@@ -210,4 +213,9 @@ func (f *flight) sendHeld(head, body []byte) error {
 	}
 	bufs := net.Buffers{head, body}
 	return f.conn.sendv(&bufs)
+}
+
+// routersOwn tells whether a header says what only the router may say.
+func routersOwn(name []byte) bool {
+	return hasPrefixFold(name, "x-degraded") || equalFold(name, "x-stream-integrity") || equalFold(name, "x-penstock-replica")
 }

@@ -176,7 +176,7 @@ func (f *flight) release(r result) {
 		}
 	default:
 		e.Outcome = admission.Failed
-		if r.evidence == fleet.EvidenceFirstTimeout && f.late() {
+		if (r.evidence == fleet.EvidenceFirstTimeout || r.kind == failed && r.evidence == fleet.EvidenceOK) && f.late() {
 			e.Outcome = admission.Cancelled
 		}
 	}
@@ -319,6 +319,9 @@ func (f *flight) attemptDeadline(d *admission.Decision) time.Time {
 	}
 	return by
 }
+
+// hardLate tells whether the deadline that the client set itself has passed.
+func (f *flight) hardLate() bool { return !f.hardBy.IsZero() && !time.Now().Before(f.hardBy) }
 
 // late tells whether the request's deadline has passed.
 func (f *flight) late() bool { return !f.deadlineAt.IsZero() && !time.Now().Before(f.deadlineAt) }
@@ -520,6 +523,9 @@ func (f *flight) evidenceOf(err error, committed bool) fleet.Evidence {
 	case errors.Is(err, errBadHead), errors.Is(err, errHeadTooLarge), errors.Is(err, errBadChunk):
 		return fleet.EvidenceProtocol
 	case isTimeout(err) || errors.Is(err, context.DeadlineExceeded):
+		if f.hardLate() {
+			return fleet.EvidenceOK // cut by the client's own deadline, whatever the replica did
+		}
 		if committed {
 			return fleet.EvidenceStalled
 		}

@@ -468,7 +468,7 @@ func (f *flight) judge(bad bool) {
 
 // judgeResult is judge for an attempt that ended without an answer.
 func (f *flight) judgeResult(r result) {
-	if r.kind == failed {
+	if r.kind == failed && r.evidence != fleet.EvidenceOK { // OK: the client's own deadline, see evidenceOf
 		f.judge(true)
 		f.climb.judged = false // the next attempt is judged by itself
 	}

@@ -148,7 +148,11 @@ func (f *flight) stream(u *upConn, h *answerHead) result {
 	}
 	f.obs.Cut()
 	f.countViolation()
-	return f.breakOff(f.evidenceOf(err, s.committed))
+	ev := f.evidenceOf(err, s.committed)
+	if ev == fleet.EvidenceOK {
+		s.endErr = wire.NewError(wire.CodeDeadlineExceeded, "the deadline of the request passed before the answer was whole")
+	}
+	return f.breakOff(ev)
 }
 
 // relay passes on what comes until the stream ends (io.EOF), is to be stopped
