@@ -80,6 +80,9 @@ func (f *flight) precheck() *wire.Error {
 	case q.path == "other":
 		return wire.NewError(wire.CodeNotFound, "no such path; the README lists those of the API, such as /v1/chat/completions")
 	case q.service != nil:
+		if q.method == "" {
+			return methodNotAllowed()
+		}
 	case q.kind == wire.KindNone || q.kind == wire.KindModels:
 		if q.method != "GET" && q.method != "HEAD" {
 			return methodNotAllowed()

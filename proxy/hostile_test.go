@@ -51,3 +51,20 @@ func TestAReplicaCannotSpeakForTheRouter(t *testing.T) {
 }
 
 const plainAnswerForHostile = `{"id":"c","object":"chat.completion","created":1,"model":"m1","choices":[{"index":0,"message":{"role":"assistant","content":"hi"},"finish_reason":"stop"}]}`
+
+// Two tenants must never be one to the router: a tenant header that is too
+// long to be kept whole, or given twice, is refused.
+func TestATenantThatCannotBeToldApartIsRefused(t *testing.T) {
+	r1 := newFakeReplica(t, ok)
+	g := newRig(t, []*fakeReplica{r1}, nil)
+	long := strings.Repeat("a", 257)
+	for _, h := range [][]string{{"X-Sandbox-ID: " + long}, {"X-Sandbox-ID: a", "X-Sandbox-ID: b"}} {
+		if a := g.do(chat(plainBody, h...)); a.status != 400 || !strings.Contains(a.body, "X-Sandbox-ID") {
+			t.Errorf("%.40q: %d %s", h, a.status, a.body)
+		}
+	}
+	if n := len(r1.requests()); n != 0 {
+		t.Errorf("%d of them reached a replica", n)
+	}
+	g.settled()
+}

@@ -244,7 +244,10 @@ func (f *flight) cacheKey() {
 	}
 	tenant := ""
 	if !c.shared {
-		tenant = f.tenantName()
+		if tenant = f.tenantName(); tenant == "" {
+			c.keep = false // nobody knows whose it is
+			return
+		}
 	}
 	k := wire.BodyKey(f.req.kind, tenant, f.req.body)
 	c.key = ladder.Key{binary.LittleEndian.Uint64(k[:8]), binary.LittleEndian.Uint64(k[8:16])}

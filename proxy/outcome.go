@@ -49,7 +49,6 @@ func (f *flight) refuse(d admission.Decision, last result) {
 		return
 	}
 	f.outcome = outcomeShed
-	f.noteStorm(f.print())
 	var e *wire.Error
 	switch d.Reason {
 	case admission.ReasonDeadline:
@@ -68,6 +67,9 @@ func (f *flight) refuse(d admission.Decision, last result) {
 		e = wire.NewError(wire.CodeCapacityExhausted, "no replica of this model is available now")
 	default:
 		e = wire.NewError(wire.CodeCapacityExhausted, "all replicas of this model are busy")
+	}
+	if e.Status == 503 {
+		f.noteStorm(f.print())
 	}
 	if e.Status == 503 && d.RetryAfter > 0 {
 		e.RetryAfter = d.RetryAfter * (0.8 + 0.4*rand.Float64()) // clients that were shed together do not return together

@@ -101,7 +101,7 @@ func (f *flight) loadHeaders(raw []byte) *wire.Error {
 	r := &f.req
 	var bad *wire.Error
 	var connection, forwardedFor, trace []byte
-	var cl, te, hosts int
+	var cl, te, hosts, tenants int
 	for rest := raw; len(rest) > 0; {
 		line, next, ok := nextLine(rest)
 		if !ok {
@@ -159,6 +159,7 @@ func (f *flight) loadHeaders(raw []byte) *wire.Error {
 		case hTraceparent:
 			trace = value
 		case hTenant:
+			tenants++
 			r.tenant = append(r.tenant[:0], value...)
 			r.headers = appendLine(r.headers, name, value)
 		case hClass:
@@ -188,6 +189,9 @@ func (f *flight) loadHeaders(raw []byte) *wire.Error {
 		return badRequest("Content-Length together with Transfer-Encoding")
 	case hosts > 1 || hosts == 0 && !r.http10:
 		return badRequest("the request needs one Host header")
+	case tenants > 1 || len(r.tenant) > maxTenant:
+		// Taken cut or in part, two tenants could be one to the router.
+		return wire.NewError(wire.CodeInvalidRequest, "%s has to be given once and be at most %d bytes long", f.p.opt.TenantHeader, maxTenant)
 	}
 	if len(connection) > 0 {
 		r.headers = dropNamed(r.headers, connection)
@@ -217,12 +221,15 @@ func (f *flight) identify() {
 	if !good {
 		r.id = appendHex(appendHex(r.id[:0], rand.Uint64()), rand.Uint64())
 	}
-	if len(r.tenant) > 256 {
-		r.tenant = r.tenant[:256]
+	if len(r.tenant) > maxTenant {
+		r.tenant = r.tenant[:maxTenant] // of a request that is refused: what is echoed
 	}
 	r.headers = appendLine(r.headers, f.p.requestHeader, r.id)
 	r.headers = appendLine(r.headers, headerTraceparent, r.trace[:])
 }
+
+// maxTenant bounds the tenant header, bytes.
+const maxTenant = 256
 
 var headerTraceparent = []byte("traceparent")
 

@@ -20,9 +20,11 @@ type storms struct {
 // stormWindow is the guard's window, seconds (contract.md).
 const stormWindow = 10
 
-// print names the request: one tenant, one address, the very same body.
+// print names the request: one tenant, one address, one credential, the very
+// same body.
 func (f *flight) print() uint64 {
-	return wire.BodyHash(f.req.kind, f.tenantName()+"\x00"+f.conn.remoteIP(), f.req.body)
+	who := f.tenantName() + "\x00" + f.conn.remoteIP() + "\x00" + string(f.req.authorization) + "\x00" + string(f.req.apiKey)
+	return wire.BodyHash(f.req.kind, who, f.req.body)
 }
 
 // checkStorm refuses a request that is repeated too often.

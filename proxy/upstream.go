@@ -363,6 +363,9 @@ func (h *answerHead) scan(headRequest bool) error {
 			return errBadHead
 		}
 		value := trimOWS(line[i+1:])
+		if bytes.IndexByte(value, 0) >= 0 {
+			return errBadHead
+		}
 		switch classify(line[:i]) {
 		case hContentLength:
 			n, ok := parseDigits(value)

@@ -3,7 +3,6 @@
 package tenant
 
 import (
-	"math"
 	"sync"
 )
 
@@ -15,8 +14,8 @@ type Limits struct {
 }
 
 // Limiter holds every tenant's bucket. Safe for concurrent use. Memory is
-// bounded: a tenant whose bucket is full and that has nothing in flight is
-// forgotten when more than maxTenants are known.
+// bounded: a tenant that has nothing in flight may be forgotten when more than
+// maxTenants are known.
 type Limiter struct {
 	mu     sync.Mutex
 	limits Limits
@@ -49,11 +48,15 @@ func (l *Limiter) Take(tenant string, now float64) (ok bool, wait float64) {
 	b := l.m[tenant]
 	if b == nil {
 		if len(l.m) >= maxTenants {
-			l.forget(now)
+			l.forget()
 		}
 		b = &bucket{tokens: l.limits.Burst, at: now}
 		l.m[tenant] = b
 	}
+	return l.take(b, now)
+}
+
+func (l *Limiter) take(b *bucket, now float64) (ok bool, wait float64) {
 	if l.limits.Parallel > 0 && b.inFlight >= l.limits.Parallel {
 		return false, 1
 	}
@@ -90,12 +93,24 @@ func (l *Limiter) InFlight() (n int) {
 	return n
 }
 
-// forget drops tenants that would be as good as new.
-func (l *Limiter) forget(now float64) {
+// forgetLook bounds how many tenants are looked at to forget one.
+const forgetLook = 64
+
+// forget drops one tenant that has nothing in flight, of a few looked at the
+// one with the fullest bucket. It comes back with a full one: no more than a
+// client that makes up a new name gets anyway. When none of them is idle the
+// table grows, by no more than the requests in flight.
+func (l *Limiter) forget() {
+	n, best, tokens := 0, "", -1.0
 	for t, b := range l.m {
-		full := l.limits.Rate <= 0 || b.tokens+(now-b.at)*l.limits.Rate >= l.limits.Burst
-		if b.inFlight == 0 && (full || math.IsNaN(b.tokens)) {
-			delete(l.m, t)
+		if b.inFlight == 0 && b.tokens > tokens {
+			best, tokens = t, b.tokens
 		}
+		if n++; n == forgetLook {
+			break
+		}
+	}
+	if tokens >= 0 {
+		delete(l.m, best)
 	}
 }
