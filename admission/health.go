@@ -276,6 +276,9 @@ func (p *Pool) Observe(now float64, id fleet.ID, s fleet.Sample) {
 	}
 	if moved {
 		r.moving = true
+		if now-r.sign > stoodStill && !r.drained && !r.gone && v.Health.Moved(now) {
+			p.dirty = true
+		}
 		r.sign = now
 	}
 	if kv := s.KVTokens; kv > 0 && (!r.sized || int(kv) != r.profile.KVTokens) {
@@ -293,6 +296,10 @@ func (p *Pool) Observe(now float64, id fleet.ID, s fleet.Sample) {
 	}
 	p.dirty = true
 }
+
+// stoodStill is how long nothing may have moved at a replica, seconds, for its
+// moving again to count as a return: a working one moves at each scrape.
+const stoodStill = 2.0
 
 // restarted sees a new process behind the old address by counters that went
 // backwards.

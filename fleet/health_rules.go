@@ -217,3 +217,16 @@ func (h *Health) Open() bool { return h.State == StateUp || h.State == StateRamp
 func (h *Health) OneOnly(now float64) bool {
 	return h.State == StateTrial || h.State == StateBusy && now >= h.Until
 }
+
+// Moved takes note that the replica's own counters move again after they stood
+// still. A replica that was ejected because nothing came is alive again: it may
+// have a trial at once. A hung one's counters do not move, so this does not
+// shorten its ejection.
+func (h *Health) Moved(now float64) bool {
+	if h.State != StateEjected || h.Reason != EvidenceStalled && h.Reason != EvidenceFirstTimeout {
+		return false
+	}
+	h.set(now, StateTrial, h.Reason)
+	h.Until = 0
+	return true
+}

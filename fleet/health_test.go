@@ -126,3 +126,23 @@ func TestConsecutiveFailuresEject(t *testing.T) {
 		t.Fatal("a good /health lifted what bad answers led to")
 	}
 }
+
+// A thawed replica is tried at once; its doubled ejection would keep it away
+// for most of a minute.
+func TestAThawedReplicaIsTriedAtOnce(t *testing.T) {
+	var r HealthRules
+	r.Defaults()
+	h := Health{State: StateUp, Share: 1}
+	h.Apply(10, EvidenceStalled, 0, &r)
+	if h.State != StateEjected || h.OneOnly(11) {
+		t.Fatalf("not ejected: %v", h.State)
+	}
+	if !h.Moved(12) || !h.OneOnly(12) {
+		t.Fatalf("its counters move, and it may have no trial: %v", h.State)
+	}
+	h = Health{State: StateUp, Share: 1}
+	h.Apply(10, EvidenceRefused, 0, &r)
+	if h.Moved(12) {
+		t.Fatal("a process that is gone is not brought back by counters")
+	}
+}

@@ -56,7 +56,7 @@ const plainAnswerForHostile = `{"id":"c","object":"chat.completion","created":1,
 // long to be kept whole, or given twice, is refused.
 func TestATenantThatCannotBeToldApartIsRefused(t *testing.T) {
 	r1 := newFakeReplica(t, ok)
-	g := newRig(t, []*fakeReplica{r1}, nil)
+	g := newRig(t, []*fakeReplica{r1})
 	long := strings.Repeat("a", 257)
 	for _, h := range [][]string{{"X-Sandbox-ID: " + long}, {"X-Sandbox-ID: a", "X-Sandbox-ID: b"}} {
 		if a := g.do(chat(plainBody, h...)); a.status != 400 || !strings.Contains(a.body, "X-Sandbox-ID") {
