@@ -97,13 +97,13 @@ func (p *Pool) candidates(now float64, w *fleet.Work, block *replica) (why tryRe
 			} else {
 				ramping = true
 			}
-			if r == block || p.capped(v) {
+			if r == block || p.capped(r, v) {
 				continue
 			}
 			c.Cand = append(c.Cand, int32(i))
 		case v.Health.OneOnly(now):
 			later = true
-			if r.trials == 0 && trial < 0 && !p.capped(v) && now-r.lastTrial >= p.cfg.TrialEvery {
+			if r.trials == 0 && trial < 0 && !p.capped(r, v) && now-r.lastTrial >= p.cfg.TrialEvery {
 				trial = i
 			}
 		case v.Health.State == fleet.StateBusy:
@@ -150,9 +150,12 @@ func mayBeAlive(e fleet.Evidence) bool {
 	return false
 }
 
-// capped tells that the replica has as many requests as the cap allows.
-func (p *Pool) capped(v *fleet.Replica) bool {
-	return p.cfg.Cap > 0 && v.Own.Requests+v.Peers.Requests >= p.cfg.Cap
+// capped tells that the replica has as many requests as the cap allows. That
+// peers have ended requests as this router did is a fair guess for balance,
+// but no ground to go over a cap: until they say so, they have what they said,
+// and until they say so twice, they have filled the places again meanwhile.
+func (p *Pool) capped(r *replica, v *fleet.Replica) bool {
+	return p.cfg.Cap > 0 && v.Own.Requests+max(v.Peers.Requests, r.told) >= p.cfg.Cap
 }
 
 func (p *Pool) failOpen(w *fleet.Work) {
@@ -164,7 +167,7 @@ func (p *Pool) failOpen(w *fleet.Work) {
 			w.Excludes(v.ID) || v.Health.State != fleet.StateEjected || !mayBeAlive(v.Health.Reason) || !p.holds(r, w) {
 			continue
 		}
-		if p.capped(v) {
+		if p.capped(r, v) {
 			continue
 		}
 		c.Cand = append(c.Cand, int32(i))

@@ -8,6 +8,8 @@ type peerLoad struct {
 	peer string
 	load fleet.Load
 	own  fleet.Load
+
+	before int // requests in the account before this one
 }
 
 // Peers takes another router's accounts, absolute values by replica; nil or an
@@ -29,13 +31,14 @@ func (p *Pool) Peers(now float64, peer string, loads map[fleet.ID]fleet.Load) {
 			r.peers = append(r.peers[:at], r.peers[at+1:]...)
 		case len(loads) == 0:
 		case at >= 0:
-			r.peers[at] = peerLoad{peer, shareUnique(loads[r.spec.ID], v.Own), v.Own}
+			r.peers[at] = peerLoad{peer, shareUnique(loads[r.spec.ID], v.Own), v.Own, r.peers[at].load.Requests}
 		default:
-			r.peers = append(r.peers, peerLoad{peer, shareUnique(loads[r.spec.ID], v.Own), v.Own})
+			r.peers = append(r.peers, peerLoad{peer, shareUnique(loads[r.spec.ID], v.Own), v.Own, 0})
 		}
-		r.base = fleet.Load{}
+		r.base, r.told = fleet.Load{}, 0
 		for k := range r.peers {
 			r.base = add(r.base, r.peers[k].load, 1)
+			r.told += max(r.peers[k].load.Requests, r.peers[k].before)
 			r.base = add(r.base, r.peers[k].own, -1)
 			r.base.LastFirst = max(r.base.LastFirst, r.peers[k].load.LastFirst)
 		}
