@@ -60,7 +60,7 @@ func (p *Pool) forecast(now float64, w *fleet.Work, why Reason) float64 {
 	if q := p.held.bands[w.Class].last; q != nil && q.toldAt == 0 {
 		q.toldAt, q.told = now, wait
 	}
-	wait *= math.Exp(p.waitBias)
+	wait *= aimUnder * math.Exp(p.waitBias)
 	if why == ReasonNoReplica || why == ReasonExhausted {
 		wait = max(wait, 1)
 	}
@@ -79,6 +79,9 @@ func (p *Pool) learnWait(now float64, t *Ticket) {
 	x := math.Log(clampRatio((now - t.toldAt) / t.told))
 	p.waitBias += meanGain * (x - p.waitBias)
 }
+
+// aimUnder corrects for the skew: the forecasts that are far off are too long.
+const aimUnder = 0.95
 
 // returnShare is how much of the work that was told to come back is expected
 // to: clients may give up, and are not seen doing so.

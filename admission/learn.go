@@ -113,7 +113,7 @@ func follow(q, x, quantile, step, most float64) float64 {
 }
 
 const (
-	marginQuantile = 0.9
+	marginQuantile = 0.95
 	marginStep     = 0.005
 	marginMin      = 0.05 // logarithms: 1.05
 	marginMax      = 0.7  // 2

@@ -118,6 +118,7 @@ type Config struct {
 	Cooldown       float64 // s of simulated time after the last arrival; default 120
 	Attempts       int     // most attempts of one request; default 3
 	Timeline       float64 // width of a timeline bin, s; 0 = no timeline
+	CheckHeld      bool    // look at every event for held requests that a replica would take (Report.Withheld); slow
 	OnResult       func(*Result)
 }
 

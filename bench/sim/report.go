@@ -13,8 +13,8 @@ import (
 
 // Quantiles of a time, seconds.
 type Quantiles struct {
-	N                             int
-	Mean, P50, P90, P95, P99, Max float64
+	N                                  int
+	Mean, P10, P50, P90, P95, P99, Max float64
 }
 
 // Bin is one interval of the timeline, by intended send time.
@@ -49,6 +49,9 @@ type Report struct {
 	// IdleHeld is the longest time for which a request was held while a healthy
 	// replica had nothing to do, s.
 	IdleHeld float64
+	// Withheld is the longest time for which a request was held while a replica
+	// would have taken it, s; only with Config.CheckHeld.
+	Withheld float64
 	HitRate  float64   // prompt tokens from the cache / prompt tokens, of answered ones
 	Ratio    float64   // median of observed / predicted TTFT
 	Shares   []float64 // of requests sent, by replica
@@ -268,7 +271,7 @@ func quantiles(x []float64) Quantiles {
 		sum += v
 	}
 	at := func(p float64) float64 { return x[min(n-1, int(math.Ceil(p*float64(n)))-1)] }
-	return Quantiles{N: n, Mean: sum / float64(n), P50: at(.5), P90: at(.9), P95: at(.95), P99: at(.99), Max: x[n-1]}
+	return Quantiles{N: n, Mean: sum / float64(n), P10: at(.1), P50: at(.5), P90: at(.9), P95: at(.95), P99: at(.99), Max: x[n-1]}
 }
 
 // Table writes the report for people.
@@ -290,7 +293,7 @@ func (r *Report) Table(w io.Writer) {
 	}
 	fmt.Fprintln(w)
 	if len(r.Sheds) > 0 {
-		fmt.Fprintf(w, "sheds %v  Retry-After p50 %.2f s p95 %.2f s, over the true wait p50 %.2f p90 %.2f\n", r.Sheds, r.Retry.P50, r.Retry.P95, r.Promise.P50, r.Promise.P90)
+		fmt.Fprintf(w, "sheds %v  Retry-After p50 %.2f s p95 %.2f s, over the true wait p10 %.2f p50 %.2f p90 %.2f\n", r.Sheds, r.Retry.P50, r.Retry.P95, r.Promise.P10, r.Promise.P50, r.Promise.P90)
 	}
 	if r.IdleHeld > 0 {
 		fmt.Fprintf(w, "longest time held while a replica was idle %.1f ms\n", 1e3*r.IdleHeld)

@@ -74,11 +74,19 @@ type router struct {
 	newest  *flight // the request held last
 	serial  uint32  // of newest
 	out     []*admission.Ticket
-	samples []fleet.Sample // on their way, by replica
-	peers   []peerWords    // by router
-	own     []fleet.Load   // scratch: by node
+	could   map[heldOne]float64 // held ones that a replica would take, since when
+	samples []fleet.Sample      // on their way, by replica
+	peers   []peerWords         // by router
+	own     []fleet.Load        // scratch: by node
 	past    fleet.History
 	rounds  int // of gossip
+}
+
+// heldOne is one stay in a queue.
+type heldOne struct {
+	f       *flight
+	serial  uint32
+	attempt int
 }
 
 // node is one replica with its place in the simulation.
@@ -236,6 +244,7 @@ func (s *simulation) loop() {
 			o := s.pop()
 			s.now = o.at
 			s.occur(&o)
+			s.checkHeld()
 			continue
 		}
 		if math.IsInf(arrival, 1) {
@@ -243,6 +252,7 @@ func (s *simulation) loop() {
 		}
 		s.now = arrival
 		s.arrive(&s.Requests[next])
+		s.checkHeld()
 		next++
 	}
 }
@@ -325,4 +335,27 @@ func (s *simulation) advance(r *router) {
 		}
 	}
 	s.arm(r)
+}
+
+// checkHeld notes which held requests a replica would take now, and for how
+// long that has been so.
+func (s *simulation) checkHeld() {
+	if !s.CheckHeld {
+		return
+	}
+	for _, r := range s.routers {
+		r.out = r.pool.Takeable(s.now, r.out[:0])
+		could := make(map[heldOne]float64, len(r.out))
+		for _, t := range r.out {
+			f := t.User.(*flight)
+			k := heldOne{f, f.serial, f.res.Attempts}
+			since, known := r.could[k]
+			if !known {
+				since = s.now
+			}
+			could[k] = since
+			s.rep.Withheld = max(s.rep.Withheld, s.now-since)
+		}
+		r.could = could
+	}
 }
