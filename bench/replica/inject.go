@@ -199,6 +199,11 @@ func (s *Server) faultPath(k *conn, info *reqInfo, body []byte) {
 			k.replyError(info, invalid("", "%s", err.Error()))
 			return
 		}
+		if requestModes[f.Mode] { // in force before the answer says so
+			_ = s.Fault(f)
+			k.replyJSON(info, 200, `{"ok":true}`)
+			return
+		}
 		s.mu.Lock()
 		k.admin = true // no RST: the answer has to arrive
 		s.mu.Unlock()
