@@ -140,6 +140,7 @@ func TestIndexMemoryIsBoundedByWhatReplicasHold(t *testing.T) {
 		t.Fatalf("%d entries, the replicas hold %d", x.used, replicas*blocks)
 	}
 	after := heap()
+	runtime.KeepAlive(&x)
 	per := float64(full-before) / float64(replicas*blocks)
 	t.Logf("%.0f bytes per block held; after 100 times as many prompts %.0f", per, (float64(after)-float64(before))/float64(replicas*blocks))
 	if after > full+full/10 || per > 300 {
