@@ -226,6 +226,9 @@ func (p *Pool) ejectSlow(now float64, r *replica, v *fleet.Replica) {
 		return
 	}
 	p.take(now, r, v, fleet.EvidenceSlow, 0)
+	// What it was ejected for is judged once: after its return only what it
+	// does then counts, or the memory of a cold start ejects it again.
+	r.learn.plain, r.learn.plainN, r.learn.obs = 0, 0, 0
 }
 
 // muchSlower tells whether ratio is factor times the median of the other
