@@ -100,27 +100,3 @@ type ReplicaSpec struct {
 	Profile *fleet.Profile // nil = generic, learned
 	Warm    bool           // known at start-up: no slow start
 }
-
-/* The methods of Pool, all in this package:
-
-func New(cfg Config) *Pool
-func (p *Pool) Join(now float64, s ReplicaSpec)              // new, or changed (same ID: models, caps ... replaced)
-func (p *Pool) Remove(now float64, id fleet.ID)              // gone from discovery: no new work; tickets there still end with Done
-func (p *Pool) Drain(now float64, id fleet.ID, on bool)      // operator's drain
-func (p *Pool) Admit(now float64, t *Ticket) Decision        // one atomic pick and reserve, or hold, or shed
-func (p *Pool) First(now float64, t *Ticket)                 // first content event
-func (p *Pool) Progress(now float64, t *Ticket, tokens int)  // output tokens so far; call every ~32 tokens, not for each
-func (p *Pool) Done(now float64, t *Ticket, e End)           // returns the account, once; a second call panics "BUG:"
-func (p *Pool) Leave(now float64, t *Ticket)                 // a held ticket's client went away or its deadline passed
-func (p *Pool) Observe(now float64, id fleet.ID, s fleet.Sample)
-func (p *Pool) Evidence(now float64, id fleet.ID, e fleet.Evidence) // probes and scrapes; End.Evidence covers answers
-func (p *Pool) Peers(now float64, peer string, loads map[fleet.ID]fleet.Load) // see ring; absolute values
-func (p *Pool) Advance(now float64, out []*Ticket) []*Ticket // re-decides held tickets; returns those whose Decision changed to Placed or Shed
-func (p *Pool) Revoked(out []*Ticket) []*Ticket              // tickets without first token at a replica now known dead, hung or draining: cancel the attempt, Done(Failed), Admit again
-func (p *Pool) NextWake(now float64) float64                 // when Advance has to be called at the latest (+Inf = never)
-func (p *Pool) View() *fleet.View                            // for reading under the same lock
-func (p *Pool) Stats() Stats                                 // totals, held queue, drain rate: for metrics and console
-func (p *Pool) EstimatePrompt(model uint32, ascii, other int) int // bytes -> tokens, learned per model
-func (p *Pool) Info(id fleet.ID) (ReplicaInfo, bool)                // what was learned of one replica
-func (p *Pool) PrefixStored / PrefixRemoved / PrefixCleared         // truth from a replica's KV events
-*/

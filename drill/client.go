@@ -306,8 +306,6 @@ func (d *driver) readJSON(c *Call, r io.Reader) error {
 	return nil
 }
 
-var errLeft = errors.New("left")
-
 func (d *driver) readStream(c *Call, r io.Reader, leaveAtFirst bool) error {
 	sc := bufio.NewScanner(r)
 	sc.Buffer(make([]byte, 64<<10), 8<<20)

@@ -357,7 +357,7 @@ func (f *flight) reduceBody(t *ladder.Tier) bool {
 	n := strconv.Itoa(t.MaxTokens)
 	var less []byte
 	if b.MaxOut > 0 {
-		less = append(append(append(less, f.req.body[:b.MaxOutStart]...), n...), f.req.body[b.MaxOutEnd:]...)
+		less = wire.SpliceRaw(nil, f.req.body, b.MaxOutStart, b.MaxOutEnd, n)
 	} else {
 		less = b.SpliceInsert(nil, f.req.body, "max_tokens", n)
 	}

@@ -133,15 +133,13 @@ func newPoolMetrics(reg *telemetry.Registry, pl *pool) *poolMetrics {
 		defer pl.mu.Unlock()
 		return float64(pl.held)
 	}, pl.name)
+	m := &poolMetrics{hold: reg.Histogram(telemetry.HoldTime, holdBounds, pl.name)}
 	if c, ok := pl.core.(interface{ Stats() admission.Stats }); ok {
 		reg.Gauge(telemetry.HeldTokens, func() float64 {
 			pl.mu.Lock()
 			defer pl.mu.Unlock()
 			return c.Stats().HeldWork
 		}, pl.name)
-	}
-	m := &poolMetrics{hold: reg.Histogram(telemetry.HoldTime, holdBounds, pl.name)}
-	if c, ok := pl.core.(interface{ Stats() admission.Stats }); ok {
 		m.stats = c.Stats
 		m.panics = reg.Counter(telemetry.PanicMode, pl.name)
 		for i := range m.ejections {
