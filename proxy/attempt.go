@@ -264,7 +264,8 @@ func (f *flight) exchange(r *replica, u *upConn, by time.Time) (res result, repl
 		return result{kind: failed, evidence: f.evidenceOf(err, false)}, false
 	}
 	res = f.take(r, u, h)
-	clean = f.str.body.clean && h.reuse && werr == nil && f.why() == causeNone
+	// Also when the client has left since: its answer was read to the end.
+	clean = f.str.body.clean && h.reuse && werr == nil
 	return res, false
 }
 

@@ -12,6 +12,7 @@ import (
 	"math/big"
 	"net"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -100,8 +101,13 @@ func TestIdleConnectionsClosedByTheReplicaAreDropped(t *testing.T) {
 		<-drop
 		c.fin()
 	})
+	var once sync.Once
+	let := func() { once.Do(func() { close(drop) }) }
 	g := newRig(t, []*fakeReplica{r}, func(o *Options, _ *admission.Config) { o.UpstreamIdle = time.Hour })
-	g.do(chat(plainBody))
+	t.Cleanup(let) // before the replica's own, which waits for its handlers
+	if a := g.do(chat(plainBody)); a.status != 200 {
+		t.Fatalf("%+v", a)
+	}
 	idle := func() int {
 		rep := g.p.byID[1]
 		rep.mu.Lock()
@@ -109,7 +115,7 @@ func TestIdleConnectionsClosedByTheReplicaAreDropped(t *testing.T) {
 		return len(rep.idle)
 	}
 	eventually(t, "the connection kept", func() bool { return idle() == 1 })
-	close(drop)
+	let()
 	eventually(t, "the connection dropped", func() bool { return idle() == 0 })
 }
 
