@@ -15,25 +15,26 @@ import (
 
 // Config is a whole, valid configuration. It is not changed after Load.
 type Config struct {
-	Listen    string    `yaml:"listen"`
-	Admin     string    `yaml:"admin"`
-	StateDir  string    `yaml:"state_dir"`
-	Pools     []Pool    `yaml:"pools"`
-	Classes   []Class   `yaml:"classes"`
-	Routes    []Route   `yaml:"routes"`
-	Attempts  Attempts  `yaml:"attempts"`
-	Limits    Limits    `yaml:"limits"`
-	Timeouts  Timeouts  `yaml:"timeouts"`
-	Scrape    Scrape    `yaml:"scrape"`
-	Health    Health    `yaml:"health"`
-	Tenants   Tenants   `yaml:"tenants"`
-	Integrity string    `yaml:"integrity"`
-	Services  []Service `yaml:"services"`
-	Tracing   Tracing   `yaml:"tracing"`
-	Peers     *Peers    `yaml:"peers"` // nil = alone
-	Forward   Forward   `yaml:"forward"`
-	TLS       TLS       `yaml:"tls"`
-	Log       Log       `yaml:"log"`
+	Listen     string    `yaml:"listen"`
+	Admin      string    `yaml:"admin"`
+	AdminHosts []string  `yaml:"admin_hosts"`
+	StateDir   string    `yaml:"state_dir"`
+	Pools      []Pool    `yaml:"pools"`
+	Classes    []Class   `yaml:"classes"`
+	Routes     []Route   `yaml:"routes"`
+	Attempts   Attempts  `yaml:"attempts"`
+	Limits     Limits    `yaml:"limits"`
+	Timeouts   Timeouts  `yaml:"timeouts"`
+	Scrape     Scrape    `yaml:"scrape"`
+	Health     Health    `yaml:"health"`
+	Tenants    Tenants   `yaml:"tenants"`
+	Integrity  string    `yaml:"integrity"`
+	Services   []Service `yaml:"services"`
+	Tracing    Tracing   `yaml:"tracing"`
+	Peers      *Peers    `yaml:"peers"` // nil = alone
+	Forward    Forward   `yaml:"forward"`
+	TLS        TLS       `yaml:"tls"`
+	Log        Log       `yaml:"log"`
 
 	// File is the path the configuration came from; empty without a file.
 	File string `yaml:"-"`

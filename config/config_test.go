@@ -265,3 +265,14 @@ func TestAliasBombIsBounded(t *testing.T) {
 		t.Fatalf("got %d problems", len(err.(Errors)))
 	}
 }
+
+func TestAListOfTextsFromAVariableOrFlag(t *testing.T) {
+	c, err := Load(Source{File: "x.yaml", Data: []byte(minimal), Environ: []string{"PENSTOCK_ADMIN_HOSTS=router-1, penstock.prod.svc"}})
+	if err != nil || strings.Join(c.AdminHosts, "|") != "router-1|penstock.prod.svc" {
+		t.Errorf("%v %v", c, err)
+	}
+	_, err = Load(Source{File: "x.yaml", Data: []byte(minimal), Environ: []string{}, Set: []Setting{{"--admin_hosts", "admin_hosts", "http://x:1"}}})
+	if err == nil || !strings.Contains(err.Error(), "admin_hosts[0]") || !strings.Contains(err.Error(), "is not a host name") {
+		t.Error(err)
+	}
+}

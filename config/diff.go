@@ -53,7 +53,7 @@ func (c *Config) Hash() uint64 {
 	h := fnv.New64a()
 	for _, k := range keys {
 		switch top, _, _ := strings.Cut(k, "."); {
-		case top == "listen", top == "admin", top == "state_dir", top == "log", top == "peers", top == "tls", strings.HasSuffix(k, ".api_key"):
+		case top == "listen", top == "admin", top == "admin_hosts", top == "state_dir", top == "log", top == "peers", top == "tls", strings.HasSuffix(k, ".api_key"):
 			continue
 		}
 		fmt.Fprintf(h, "%q=%q\n", k, all[k])

@@ -17,7 +17,7 @@ One YAML file (` + "`penstock serve --config FILE`" + `), checked strictly: an u
 with file, line and key, and the nearest known name. ` + "`penstock check FILE`" + ` tells everything that is wrong, without starting anything.
 
 - **Order of authority**: flag, then environment, then file, then default. Each setting that is not in a list has an environment variable
-  (PENSTOCK_ and its path, as PENSTOCK_SCRAPE_INTERVAL) and a flag (` + "`--scrape.interval=1s`" + `).
+  (PENSTOCK_ and its path, as PENSTOCK_SCRAPE_INTERVAL) and a flag (` + "`--scrape.interval=1s`" + `); a list of texts is written there with commas.
 - **Units** are written: durations 250ms, 5s, 10m, 24h; sizes 512KiB, 32MiB, 1GiB; shares 20% (or 0.2).
 - **Environment in values**: ` + "`${NAME}`" + ` is replaced by the variable's value; a variable that is not set is an error. ` + "`$$`" + ` is one dollar sign.
 - **Secrets**: a key with a ` + "`_file`" + ` sibling (api_key_file) is read from a file with one line. Secrets are never logged.

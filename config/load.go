@@ -223,10 +223,24 @@ func set(c *Config, path, value string) error {
 			}
 		}
 	}
+	if v.Type() == reflect.TypeOf([]string(nil)) {
+		v.Set(reflect.ValueOf(commaList(value)))
+		return nil
+	}
 	if !isScalar(v.Type()) {
 		return fmt.Errorf("%s can only be set in the file", path)
 	}
 	return setScalar(v, value)
+}
+
+// commaList is how a list of texts is written in a flag or variable.
+func commaList(s string) (out []string) {
+	for _, part := range strings.Split(s, ",") {
+		if part = strings.TrimSpace(part); part != "" {
+			out = append(out, part)
+		}
+	}
+	return out
 }
 
 func (p *Profile) short(s string) error {

@@ -16,6 +16,7 @@ type Option struct {
 var Options = []Option{
 	{Path: "listen", Default: ":8080", Doc: "Address of the public listener: the inference API, /healthz, /readyz."},
 	{Path: "admin", Default: "127.0.0.1:9090", Doc: "Address of the admin listener: /metrics, the console, /admin/v1/, /debug/pprof/. It asks for no credentials, so it is on the loopback unless you say otherwise. \"off\" = none."},
+	{Path: "admin_hosts", Live: true, Doc: "Further host names by which the admin listener may be asked. A browser that was led here under another name (DNS rebinding) gets 421. Always taken: localhost, IP addresses, this machine's host name and the host of admin; /healthz and /readyz under any name."},
 
 	{Path: "pools[].name", Doc: "The pool's name, in metrics, logs and tiers. Required, unique."},
 	{Path: "pools[].models", Doc: "Model names that the pool serves. Asked from the replicas when left out."},

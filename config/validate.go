@@ -108,6 +108,7 @@ func (v *validator) peers() {
 var (
 	headerName = regexp.MustCompile("^[A-Za-z0-9!#$%&'*+.^_`|~-]{1,64}$")
 	plainName  = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$`)
+	hostName   = regexp.MustCompile(`^[A-Za-z0-9_]([A-Za-z0-9_.-]{0,251}[A-Za-z0-9_])?$`)
 	labelName  = regexp.MustCompile(`^[a-zA-Z_][a-zA-Z0-9_]*$`)
 )
 
@@ -115,6 +116,11 @@ func (v *validator) addresses() {
 	c := v.c
 	if err := listenAddr(c.Listen); err != nil {
 		v.fail("listen", "%s", err)
+	}
+	for i, h := range c.AdminHosts {
+		if !hostName.MatchString(h) {
+			v.fail(fmt.Sprintf("admin_hosts[%d]", i), "%q is not a host name (it has no scheme, port or path)", h)
+		}
 	}
 	if c.Admin == "off" {
 		return

@@ -4,7 +4,7 @@
 //
 // It asks for no credentials, so it belongs on the loopback (the default of
 // the admin setting) or behind something that does. Requests that a browser
-// makes on behalf of another site are refused.
+// makes on behalf of another site are refused, see protect.
 package console
 
 import (
@@ -118,6 +118,11 @@ type Options struct {
 	Log     *zap.Logger // default none
 	Version string
 	Started float64 // when the process began, on Router's clock
+	// Hosts tells the names by which the listener may be asked now, beside
+	// localhost and IP addresses. nil = none.
+	Hosts func() []string
+	// Also are further patterns of http.ServeMux, guarded as all others are.
+	Also map[string]http.HandlerFunc
 }
 
 //go:embed page
@@ -130,6 +135,9 @@ func New(o Options) http.Handler {
 	if o.Log == nil {
 		o.Log = zap.NewNop()
 	}
+	if o.Hosts == nil {
+		o.Hosts = func() []string { return nil }
+	}
 	h := &handler{o}
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /metrics", h.metrics)
@@ -139,6 +147,9 @@ func New(o Options) http.Handler {
 	})
 	mux.HandleFunc("GET /readyz", h.ready)
 	h.api(mux)
+	for pattern, f := range o.Also {
+		mux.HandleFunc(pattern, f)
+	}
 	mux.HandleFunc("/debug/pprof/", pprof.Index)
 	mux.HandleFunc("/debug/pprof/cmdline", pprof.Cmdline)
 	mux.HandleFunc("/debug/pprof/profile", pprof.Profile)
@@ -156,25 +167,7 @@ func New(o Options) http.Handler {
 		}
 		static.ServeHTTP(w, r)
 	})
-	return protect(mux)
-}
-
-// protect sets the headers of every answer and refuses what another site's
-// page makes a browser send: there is no login that would stop it.
-func protect(next http.Handler) http.Handler {
-	cross := http.NewCrossOriginProtection()
-	cross.SetDenyHandler(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		fail(w, http.StatusForbidden, "cross_origin", "a page of another site may not change anything here")
-	}))
-	inner := cross.Handler(next)
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		hd := w.Header()
-		hd.Set("X-Content-Type-Options", "nosniff")
-		hd.Set("Content-Security-Policy", "default-src 'self'; img-src 'self' data:; frame-ancestors 'none'; base-uri 'none'; form-action 'none'")
-		hd.Set("Referrer-Policy", "no-referrer")
-		hd.Set("Cache-Control", "no-store")
-		inner.ServeHTTP(w, r)
-	})
+	return protect(mux, o.Hosts)
 }
 
 func (h *handler) metrics(w http.ResponseWriter, _ *http.Request) {

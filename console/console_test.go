@@ -256,6 +256,41 @@ func TestOtherSitesMayNotChangeAnything(t *testing.T) {
 	}
 }
 
+// A name of another site's that resolves to this address is one origin for a
+// browser: what it may read here would be that site's.
+func TestAnUnknownHostNameIsRefused(t *testing.T) {
+	called := false
+	h := New(Options{Router: sampleRouter(), Reg: telemetry.New(), Hosts: func() []string { return []string{"router-1", "penstock.prod.svc"} },
+		Also: map[string]http.HandlerFunc{"POST /admin/v1/reload": func(http.ResponseWriter, *http.Request) { called = true }}})
+	ask := func(method, path, host string) *httptest.ResponseRecorder {
+		r := httptest.NewRequest(method, path, nil)
+		r.Host = host
+		w := httptest.NewRecorder()
+		h.ServeHTTP(w, r)
+		return w
+	}
+	for _, path := range []string{"/", "/metrics", "/admin/v1/config", "/admin/v1/requests", "/debug/pprof/cmdline"} {
+		for _, host := range []string{"evil.example", "evil.example:9090", "localhost.evil.example", "127.0.0.1.evil.example", "notlocalhost", "[::1].evil.example", "router-1.evil.example"} {
+			if w := ask("GET", path, host); w.Code != 421 || !strings.Contains(w.Body.String(), "admin_hosts") || w.Header().Get("Cache-Control") != "no-store" {
+				t.Errorf("%s under %s: %d %s", path, host, w.Code, w.Body)
+			}
+		}
+		for _, host := range []string{"", "localhost", "localhost:9090", "LOCALHOST.", "a.localhost:9090", "127.0.0.1", "127.0.0.1:9090", "10.1.2.3:9090", "[::1]:9090", "[fe80::1%eth0]:9090", "Router-1:9090", "penstock.prod.svc:9090"} {
+			if w := ask("GET", path, host); w.Code != 200 {
+				t.Errorf("%s under %s: %d %s", path, host, w.Code, w.Body)
+			}
+		}
+	}
+	if w := ask("POST", "/admin/v1/reload", "evil.example"); w.Code != 421 || called {
+		t.Errorf("reload: %d, called %v", w.Code, called)
+	}
+	for _, path := range []string{"/healthz", "/readyz"} { // a balancer's probe may use any name
+		if w := ask("GET", path, "evil.example"); w.Code != 200 {
+			t.Errorf("%s: %d", path, w.Code)
+		}
+	}
+}
+
 type hidden string
 
 func (hidden) String() string { return "[secret]" }

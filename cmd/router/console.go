@@ -2,10 +2,13 @@ package main
 
 import (
 	"encoding/json"
+	"net"
 	"net/http"
+	"os"
 	"slices"
 
 	"github.com/penstock/penstock/admission"
+	"github.com/penstock/penstock/config"
 	"github.com/penstock/penstock/console"
 	"github.com/penstock/penstock/fleet"
 	"github.com/penstock/penstock/proxy"
@@ -13,12 +16,20 @@ import (
 
 // adminHandler is the admin listener: the console, and what only cmd can do.
 func (a *app) adminHandler() http.Handler {
-	mux := http.NewServeMux()
-	mux.Handle("/", console.New(console.Options{Router: consoleRouter{a}, Reg: a.metrics, Log: a.log, Version: versionText()}))
-	// As everywhere on this listener: no other site's page may do it.
-	mux.Handle("POST /admin/v1/reload", http.NewCrossOriginProtection().Handler(http.HandlerFunc(a.reloadAPI)))
-	mux.HandleFunc("GET /admin/v1/peers", a.peersAPI)
-	return mux
+	return console.New(console.Options{Router: consoleRouter{a}, Reg: a.metrics, Log: a.log, Version: versionText(), Hosts: func() []string { return adminHosts(a.config()) },
+		Also: map[string]http.HandlerFunc{"POST /admin/v1/reload": a.reloadAPI, "GET /admin/v1/peers": a.peersAPI}})
+}
+
+// adminHosts are the names by which the admin listener may be asked.
+func adminHosts(c *config.Config) []string {
+	hosts := slices.Clone(c.AdminHosts)
+	if h, _, err := net.SplitHostPort(c.Admin); err == nil && h != "" {
+		hosts = append(hosts, h)
+	}
+	if h, err := os.Hostname(); err == nil {
+		hosts = append(hosts, h)
+	}
+	return hosts
 }
 
 func (a *app) reloadAPI(w http.ResponseWriter, _ *http.Request) {
