@@ -211,6 +211,11 @@ func (f *flight) attempt(r *replica, d *admission.Decision) result {
 				if f.why() != causeNone {
 					return result{kind: cancelled}
 				}
+				if f.late() {
+					// Cut short by the request's own deadline, which may be a
+					// millisecond: that says nothing of the replica.
+					return result{kind: failed, evidence: fleet.EvidenceOK}
+				}
 				return result{kind: failed, evidence: fleet.EvidenceRefused}
 			}
 		}

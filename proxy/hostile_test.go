@@ -2,7 +2,9 @@ package proxy
 
 import (
 	"strings"
+	"syscall"
 	"testing"
+	"time"
 
 	"github.com/penstock/penstock/fleet"
 )
@@ -26,6 +28,28 @@ func TestAClientsOwnDeadlineIsNoEvidenceAgainstTheReplica(t *testing.T) {
 	}
 	if s := g.replicas()[0].Health.State; s != fleet.StateUp {
 		t.Errorf("the replica is %v", s)
+	}
+	g.settled()
+}
+
+// The same when the deadline ends the connecting.
+func TestADeadlineThatEndsADialIsNoEvidence(t *testing.T) {
+	r := newFakeReplica(t, ok)
+	g := newRig(t, []*fakeReplica{r})
+	g.p.byID[1].dialer.Control = func(string, string, syscall.RawConn) error {
+		time.Sleep(20 * time.Millisecond)
+		return nil
+	}
+	for range 5 {
+		if a := g.do(chat(plainBody, "X-Request-Timeout-Ms: 10")); a.status != 504 || !strings.Contains(a.body, "deadline_exceeded") {
+			t.Fatalf("%d %s", a.status, a.body)
+		}
+	}
+	if h := g.replicas()[0].Health; h.State != fleet.StateUp || h.Fails != 0 {
+		t.Errorf("the replica is %v, failures %d", h.State, h.Fails)
+	}
+	if a := g.do(chat(plainBody)); a.status != 200 {
+		t.Errorf("the next one: %d %s", a.status, a.body)
 	}
 	g.settled()
 }
