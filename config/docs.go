@@ -23,7 +23,9 @@ with file, line and key, and the nearest known name. ` + "`penstock check FILE`"
 - **Secrets**: a key with a ` + "`_file`" + ` sibling (api_key_file) is read from a file with one line. Secrets are never logged.
 - **Relative paths** start at the folder of the configuration file.
 - **Reload**: SIGHUP, or POST /admin/v1/reload. An invalid file changes nothing: the last good configuration stays, the error is logged and counted in
-  ` + "`penstock_config_reloads_total{result=\"refused\"}`" + `. Settings marked *live* apply at once; others are named in the log and wait for a restart.
+  ` + "`penstock_config_reloads_total{result=\"refused\"}`" + `. The column *reload* tells which settings it applies (yes); each other one that differs is named in the log, and
+  waits for a restart. Requests under way are not disturbed; what is held goes by the new rules from then on. A pool or class that is new, gone or at another place,
+  and ` + "`pools[].models`" + ` of a pool that stands in a route, need a restart; so does going to TLS or back.
 - Settings marked *not yet* are refused by this version, never ignored.
 
 ## Example
@@ -41,20 +43,20 @@ with file, line and key, and the nearest known name. ` + "`penstock check FILE`"
 		}
 		if top != section {
 			section = top
-			fmt.Fprintf(&b, "\n## %s\n\n| setting | takes | default | |\n|---|---|---|---|\n", section)
+			fmt.Fprintf(&b, "\n## %s\n\n| setting | takes | default | reload | |\n|---|---|---|---|---|\n", section)
 		}
 		def := o.Default
 		if def != "" {
 			def = "`" + def + "`"
 		}
-		mark := ""
+		reload, mark := "restart", ""
 		if o.Live {
-			mark = " *live*"
+			reload = "yes"
 		}
 		if o.Pending {
-			mark = " *not yet*"
+			reload, mark = "", " *not yet*"
 		}
-		fmt.Fprintf(&b, "| `%s` | %s | %s | %s%s |\n", o.Path, takes(o.Path), def, strings.ReplaceAll(o.Doc, "|", "\\|"), mark)
+		fmt.Fprintf(&b, "| `%s` | %s | %s | %s | %s%s |\n", o.Path, takes(o.Path), def, reload, strings.ReplaceAll(o.Doc, "|", "\\|"), mark)
 	}
 	return b.String()
 }

@@ -7,7 +7,7 @@ type Option struct {
 	Default string // as written in the file; "" = none
 	Doc     string // what it does and, for a default, why that
 	Pending bool   // known to the design, not honoured by this version: refused, never ignored
-	Live    bool   // a reload applies it; others need a restart
+	Live    bool   // a reload applies it; others need a restart. cmd/router's test holds this and what is applied together
 }
 
 // Options is the table of all settings: defaults are taken from it, and
@@ -19,8 +19,8 @@ var Options = []Option{
 	{Path: "admin_hosts", Live: true, Doc: "Further host names by which the admin listener may be asked. A browser that was led here under another name (DNS rebinding) gets 421. Always taken: localhost, IP addresses, this machine's host name and the host of admin; /healthz and /readyz under any name."},
 
 	{Path: "pools[].name", Doc: "The pool's name, in metrics, logs and tiers. Required, unique."},
-	{Path: "pools[].models", Doc: "Model names that the pool serves. Asked from the replicas when left out."},
-	{Path: "pools[].aliases", Doc: "Further names by which clients may ask; the name is rewritten to the pool's first model. A list, or a mapping from alias to model."},
+	{Path: "pools[].models", Live: true, Doc: "Model names that the pool serves. Asked from the replicas when left out."},
+	{Path: "pools[].aliases", Live: true, Doc: "Further names by which clients may ask; the name is rewritten to the pool's first model. A list, or a mapping from alias to model."},
 	{Path: "pools[].replicas.static", Live: true, Doc: "Replica URLs: the server's root (http://host:8000), without /v1. A base path is kept. host:port alone means http."},
 	{Path: "pools[].replicas.file", Doc: "A file in Prometheus file_sd format (JSON or YAML), watched: targets are host:port or a URL, the label __scheme__ is heeded, region and domain are taken over the pool's."},
 	{Path: "pools[].replicas.http", Doc: "URL of a Prometheus http_sd endpoint, asked every 30 s."},
@@ -28,7 +28,7 @@ var Options = []Option{
 	{Path: "pools[].replicas.dns.type", Default: "A", Doc: "Record type: A, AAAA or SRV."},
 	{Path: "pools[].replicas.dns.port", Default: "8000", Doc: "Port of each replica (vLLM's default); SRV records bring their own."},
 	{Path: "pools[].replicas.kubernetes", Pending: true, Doc: "EndpointSlices of a service: {namespace, service}. Until then use dns with the headless service's name."},
-	{Path: "pools[].labels", Doc: "Labels of all its replicas. region is used by routes, domain is the failure domain."},
+	{Path: "pools[].labels", Live: true, Doc: "Labels of all its replicas. region is used by routes, domain is the failure domain."},
 	{Path: "pools[].profile.base", Doc: "Cost model of the replicas: a name from the profile table (profile: NAME does too). The keys beside it replace single values. Left out: a generic one, corrected by what is learned from answers."},
 	{Path: "pools[].profile.per_step", Doc: "Time of one engine step whatever is in it, as 6.4ms."},
 	{Path: "pools[].profile.per_prefill", Doc: "Time per prompt token computed, as 16.8us."},
@@ -40,22 +40,22 @@ var Options = []Option{
 	{Path: "pools[].profile.max_batched", Doc: "Most tokens in one step (vLLM's --max-num-batched-tokens)."},
 	{Path: "pools[].profile.block_tokens", Doc: "Tokens in one KV block (vLLM's default on CUDA). The scraped size is used instead where a replica tells it."},
 	{Path: "pools[].profile.max_model_len", Doc: "Longest prompt + output that a replica takes, tokens. Left out: as it says itself."},
-	{Path: "pools[].headroom", Default: "0%", Doc: "Share of token-work kept free for the first class: n-1 (what the loss of the largest replica would need) or a share. 0% by default: with one class there is nobody to keep it for."},
-	{Path: "pools[].objective.ttft", Doc: "Time to first token that a request has to get to be of use, as 500ms: one that no replica can give it now is held, and shed when it can be met no more. Left out: nothing is shed for being late, and requests are held by a generous guess (2s, and 1s for each 1,000 prompt tokens)."},
-	{Path: "pools[].objective.ttft_per_1k", Doc: "Added to ttft for each 1,000 prompt tokens, as 120ms: a long prompt cannot begin as soon as a short one."},
-	{Path: "pools[].objective.itl", Doc: "Mean gap between two tokens that a request has to get, as 50ms (20 tokens a second, faster than people read)."},
-	{Path: "pools[].api_key", Doc: "Key sent to the replicas as Authorization: Bearer. Prefer api_key_file, or ${NAME} from the environment. api_key_file: PATH reads it from a file."},
+	{Path: "pools[].headroom", Default: "0%", Live: true, Doc: "Share of token-work kept free for the first class: n-1 (what the loss of the largest replica would need) or a share. 0% by default: with one class there is nobody to keep it for."},
+	{Path: "pools[].objective.ttft", Live: true, Doc: "Time to first token that a request has to get to be of use, as 500ms: one that no replica can give it now is held, and shed when it can be met no more. Left out: nothing is shed for being late, and requests are held by a generous guess (2s, and 1s for each 1,000 prompt tokens)."},
+	{Path: "pools[].objective.ttft_per_1k", Live: true, Doc: "Added to ttft for each 1,000 prompt tokens, as 120ms: a long prompt cannot begin as soon as a short one."},
+	{Path: "pools[].objective.itl", Live: true, Doc: "Mean gap between two tokens that a request has to get, as 50ms (20 tokens a second, faster than people read)."},
+	{Path: "pools[].api_key", Live: true, Doc: "Key sent to the replicas as Authorization: Bearer. Prefer api_key_file, or ${NAME} from the environment. api_key_file: PATH reads it from a file."},
 	{Path: "pools[].policy", Doc: "How a replica is chosen. Left out: the work-aware cost model. `penstock version` lists the names; the others are there to compare."},
 	{Path: "pools[].shadow", Doc: "A second policy that decides too and is counted, and does not act."},
-	{Path: "pools[].concurrency", Default: "0", Doc: "Most requests at one replica, the other routers' included; 0 = no cap but what the objective, KV cache and max_seqs allow."},
+	{Path: "pools[].concurrency", Default: "0", Live: true, Doc: "Most requests at one replica, the other routers' included; 0 = no cap but what the objective, KV cache and max_seqs allow."},
 
 	{Path: "classes[].name", Doc: "The class's name, as in X-Request-Class. The first class is the most important, and that of requests that name none: a client can lower its class, never raise it. Without classes there is one, named standard."},
-	{Path: "classes[].wait", Default: "30s", Doc: "How long a request may be held at the router before it is shed. 0s = never held."},
-	{Path: "classes[].deadline", Default: "5m", Doc: "Deadline of a request that names none; covers waiting, every attempt and the answer."},
-	{Path: "classes[].min_share", Default: "2%", Doc: "Share of the work that the class gets however busy those above it are, so that it never starves. Not heeded for the first class."},
-	{Path: "classes[].objective.ttft", Doc: "As pools[].objective.ttft, for this class; left out: the pool's."},
-	{Path: "classes[].objective.ttft_per_1k", Doc: "As pools[].objective.ttft_per_1k, for this class; left out: the pool's."},
-	{Path: "classes[].objective.itl", Doc: "As pools[].objective.itl, for this class; left out: the pool's."},
+	{Path: "classes[].wait", Default: "30s", Live: true, Doc: "How long a request may be held at the router before it is shed. 0s = never held."},
+	{Path: "classes[].deadline", Default: "5m", Live: true, Doc: "Deadline of a request that names none; covers waiting, every attempt and the answer."},
+	{Path: "classes[].min_share", Default: "2%", Live: true, Doc: "Share of the work that the class gets however busy those above it are, so that it never starves. Not heeded for the first class."},
+	{Path: "classes[].objective.ttft", Live: true, Doc: "As pools[].objective.ttft, for this class; left out: the pool's."},
+	{Path: "classes[].objective.ttft_per_1k", Live: true, Doc: "As pools[].objective.ttft_per_1k, for this class; left out: the pool's."},
+	{Path: "classes[].objective.itl", Live: true, Doc: "As pools[].objective.itl, for this class; left out: the pool's."},
 	{Path: "classes[].defer", Default: "false", Pending: true, Doc: "Requests that cannot be placed become durable jobs."},
 
 	{Path: "routes[].model", Doc: "The model or alias whose ladder this is."},
@@ -84,11 +84,11 @@ var Options = []Option{
 
 	{Path: "limits.max_body", Default: "32MiB", Doc: "Largest request body; over it 413. Room for a few images in base64."},
 	{Path: "limits.max_header", Default: "16KiB", Doc: "Largest request head, and replica's answer head; over it 431. vLLM itself takes 64 KiB; 16 KiB leaves room for long JWTs."},
-	{Path: "limits.max_in_flight", Default: "65536", Doc: "Requests inside the router, held ones included; over it 503 concurrency_limit."},
+	{Path: "limits.max_in_flight", Default: "65536", Live: true, Doc: "Requests inside the router, held ones included; over it 503 concurrency_limit."},
 	{Path: "limits.max_connections", Default: "262144", Doc: "Client connections; over it new ones are closed. The process's limit of open files may be lower: see LimitNOFILE in deploy/penstock.service."},
 	{Path: "limits.buffer_answer", Default: "1MiB", Doc: "How much of an answer that is not a stream is held back until it is whole, so that a replica's death in it can still fail over."},
-	{Path: "limits.held_requests", Default: "10000", Doc: "Most requests held per pool; over it the least important, newest first, are shed."},
-	{Path: "limits.held_bytes", Default: "256MiB", Doc: "Most bytes of request bodies held per pool; over it as held_requests."},
+	{Path: "limits.held_requests", Default: "10000", Live: true, Doc: "Most requests held per pool; over it the least important, newest first, are shed."},
+	{Path: "limits.held_bytes", Default: "256MiB", Live: true, Doc: "Most bytes of request bodies held per pool; over it as held_requests."},
 
 	{Path: "timeouts.header", Default: "10s", Doc: "Reading a request's head, or the next part of a slow body."},
 	{Path: "timeouts.body", Default: "60s", Doc: "Reading a request's body in all."},
@@ -99,8 +99,8 @@ var Options = []Option{
 	{Path: "timeouts.answer", Default: "0s", Doc: "first_token for answers that come in one piece, which begin only when all tokens are made. 0s = the request's deadline."},
 	{Path: "timeouts.stall", Default: "60s", Doc: "A stream that began and brought no byte for so long is ended with an error event."},
 	{Path: "timeouts.upstream_idle", Default: "3s", Doc: "How long an idle connection to a replica is used again; vLLM closes idle ones after exactly 5 s."},
-	{Path: "timeouts.drain_delay", Default: "5s", Doc: "After SIGTERM: time that /readyz says 503 while new requests are still served, so that the balancer notices first. Its health interval decides."},
-	{Path: "timeouts.drain_timeout", Default: "2m", Doc: "After drain_delay: time that running answers get to finish. It leaves early when all are done."},
+	{Path: "timeouts.drain_delay", Default: "5s", Live: true, Doc: "After SIGTERM: time that /readyz says 503 while new requests are still served, so that the balancer notices first. Its health interval decides."},
+	{Path: "timeouts.drain_timeout", Default: "2m", Live: true, Doc: "After drain_delay: time that running answers get to finish. It leaves early when all are done."},
 
 	{Path: "scrape.interval", Default: "250ms", Doc: "Time between two readings of a replica's /metrics, spread by a hash of its name. Own accounts lead, so a longer one costs little; a shorter one burdens vLLM, whose page takes 18 ms and up."},
 	{Path: "scrape.timeout", Default: "1s", Doc: "One reading; a loaded vLLM took up to 374 ms."},
@@ -108,7 +108,7 @@ var Options = []Option{
 
 	{Path: "health.probe_interval", Default: "1s", Doc: "Time between two GET /health."},
 	{Path: "health.probe_timeout", Default: "2s", Doc: "One probe."},
-	{Path: "health.hang_after", Default: "4s", Doc: "A replica with outstanding work that brings no byte and moves no counter for so long is taken as hung; its /health keeps saying 200."},
+	{Path: "health.hang_after", Default: "4s", Live: true, Doc: "A replica with outstanding work that brings no byte and moves no counter for so long is taken as hung; its /health keeps saying 200."},
 
 	{Path: "tenants.header", Default: "X-Sandbox-ID", Doc: "Request header with the tenant's sandbox, echoed on every answer."},
 	{Path: "tenants.keys_file", Pending: true, Doc: "Hashed API keys → tenant, class, models, limits."},
@@ -123,8 +123,8 @@ var Options = []Option{
 	{Path: "forward.trust_forwarded_for", Default: "false", Doc: "Append to the X-Forwarded-For that came, instead of replacing it. Only behind a proxy of your own: anyone can write the header."},
 	{Path: "forward.show_replica", Default: "false", Doc: "Add X-Penstock-Replica with the replica's name to answers. Off: clients need not know the fleet."},
 
-	{Path: "tls.cert_file", Doc: "Certificate chain (PEM) of the public listener; read again on reload. Left out: plain HTTP."},
-	{Path: "tls.key_file", Doc: "Its private key (PEM)."},
+	{Path: "tls.cert_file", Live: true, Doc: "Certificate chain (PEM) of the public listener; read again on reload. Left out: plain HTTP."},
+	{Path: "tls.key_file", Live: true, Doc: "Its private key (PEM)."},
 
 	{Path: "log.level", Default: "info", Live: true, Doc: "debug, info, warn or error. No level logs prompts, answers or keys."},
 	{Path: "log.format", Default: "json", Doc: "json or console."},

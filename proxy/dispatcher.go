@@ -3,6 +3,7 @@ package proxy
 import (
 	"math"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/penstock/penstock/admission"
@@ -14,7 +15,8 @@ import (
 type pool struct {
 	p       *Proxy
 	name    string
-	opt     PoolOptions
+	opt     PoolOptions           // Models, Aliases and AliasOf under Proxy.repMu
+	goals   atomic.Pointer[goals] // what answers are measured against
 	metrics *poolMetrics
 
 	mu       sync.Mutex
@@ -40,6 +42,7 @@ func newPool(p *Proxy, o PoolOptions) *pool {
 	if n := p.opt.DecisionLog; n > 0 {
 		pl.log = make([]DecisionRecord, n)
 	}
+	pl.goals.Store(goalsOf(&o))
 	pl.timer = time.AfterFunc(time.Hour, pl.tick)
 	pl.timer.Stop()
 	pl.metrics = newPoolMetrics(p.reg, pl)

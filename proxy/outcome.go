@@ -165,12 +165,12 @@ func (f *flight) accountAnswer(now float64) {
 		itl = (now - f.firstAt) / float64(n-1)
 		rm.itl.Update(itl)
 	}
-	o := &f.pool.opt
+	g := f.pool.goals.Load()
 	ttft := f.firstAt - f.req.arrived
 	if !f.body.Stream {
 		ttft = 0 // an answer in one piece has no first token to be judged by
 	}
-	if ttft <= o.TTFTObjective+o.TTFTPer1K*float64(f.ticket.Work.Prompt)/1000 && itl <= o.ITLObjective {
+	if ttft <= g.ttft+g.ttftPer1K*float64(f.ticket.Work.Prompt)/1000 && itl <= g.itl {
 		p.metrics.sloMet.Inc()
 	} else {
 		p.metrics.sloMissed.Inc()
@@ -230,7 +230,7 @@ func (f *flight) setDeadlines() {
 	case d < 0: // the SDK's read timeout
 		d = -d
 	default:
-		d = f.p.opt.Classes[q.classIndex].Deadline
+		d = (*f.p.deadlines.Load())[q.classIndex]
 	}
 	q.deadline = q.arrived + d.Seconds()
 	f.deadlineAt = time.Now().Add(d)

@@ -53,6 +53,11 @@ type Proxy struct {
 	connID   atomic.Uint64
 	open     atomic.Int64
 	inFlight atomic.Int64
+
+	// What a reload changes while requests run; see live.go.
+	maxInFlight atomic.Int64
+	deadlines   atomic.Pointer[[]time.Duration] // by class
+
 	draining atomic.Bool
 	stopping atomic.Bool
 
@@ -111,7 +116,7 @@ func (o *Options) defaults() {
 		o.Classes = []ClassOptions{{Name: "standard"}}
 	}
 	for i := range o.Classes {
-		orDuration(&o.Classes[i].Deadline, 5*time.Minute)
+		orDuration(&o.Classes[i].Deadline, defaultDeadline)
 	}
 }
 
@@ -142,6 +147,10 @@ func New(o Options) (*Proxy, error) {
 		return nil, fmt.Errorf("header names %q, %q: not valid in HTTP", o.RequestHeader, o.TenantHeader)
 	}
 	p.resolveFn = p.resolve
+	p.SetMaxInFlight(o.MaxInFlight)
+	if err := p.SetClasses(o.Classes); err != nil {
+		return nil, err
+	}
 	p.metrics = newProxyMetrics(p.reg, p)
 	for _, po := range o.Pools {
 		if po.Core == nil || po.Name == "" {
@@ -149,12 +158,6 @@ func New(o Options) (*Proxy, error) {
 		}
 		if p.poolNamed(po.Name) != nil {
 			return nil, fmt.Errorf("pools: %q is given twice", po.Name)
-		}
-		if po.TTFTObjective == 0 {
-			po.TTFTObjective = 0.5
-		}
-		if po.ITLObjective == 0 {
-			po.ITLObjective = 0.05
 		}
 		p.pools = append(p.pools, newPool(p, po))
 	}
@@ -345,7 +348,7 @@ func (p *Proxy) handle(ctx *fasthttp.RequestCtx) {
 	}
 	f.closeConn = ctx.Request.Header.ConnectionClose()
 	f.takeBody(&ctx.Request)
-	if n > int64(p.opt.MaxInFlight) && f.inference() && !mutant.On("no-in-flight-limit") {
+	if n > p.maxInFlight.Load() && f.inference() && !mutant.On("no-in-flight-limit") {
 		f.outcome = outcomeShed
 		f.fail(wire.NewError(wire.CodeConcurrencyLimit, "the router has as many requests as it takes"))
 		return

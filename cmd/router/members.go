@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/tls"
 	"encoding/json"
+	"maps"
 	"net"
 	"slices"
 	"sync"
@@ -26,10 +27,13 @@ const warmFor = 10 * time.Second
 // member is a replica that is in a pool now.
 type member struct {
 	id     fleet.ID
-	pool   *config.Pool
+	pool   string
 	target scraper.Target
 	models []proxy.ModelInfo // what it was found to serve; nil = not asked yet
 	joined bool              // is in the proxy's pool
+	serves []string          // model names that the proxy was told last
+
+	leaving time.Time // since when no source names it any more; it serves until another has joined, see leave
 }
 
 // askFor is how long, after the start, a pool whose models are asked from its
@@ -51,7 +55,7 @@ func (a *app) discover() error {
 			return err
 		}
 		wg.Go(func() {
-			scraper.Watch(ctx, sources, func(added, removed []scraper.Target) { a.change(p, added, removed) })
+			scraper.Watch(ctx, sources, func(added, removed []scraper.Target) { a.change(p.Name, added, removed) })
 		})
 	}
 	wg.Go(func() { a.openWhenAsked(ctx) })
@@ -132,34 +136,46 @@ func (s *staticSource) Run(ctx context.Context, found func([]scraper.Target)) {
 	}
 }
 
-// change lets replicas leave and join. An unchanged one keeps its account,
-// its learned scales and its health.
-func (a *app) change(p *config.Pool, added, removed []scraper.Target) {
+// pool is a pool's configuration as it is in force. Pools do not come and go
+// while the process runs.
+func (a *app) pool(name string) *config.Pool {
+	c := a.config()
+	for i := range c.Pools {
+		if c.Pools[i].Name == name {
+			return &c.Pools[i]
+		}
+	}
+	panic("BUG: there is no pool " + name)
+}
+
+// scraped is a member as the scraper needs it.
+func scraped(p *config.Pool, m *member) scraper.Replica {
+	t := &m.target
+	return scraper.Replica{ID: m.id, Name: t.Name, Addr: t.Addr, Host: t.Host, TLS: t.TLS, BasePath: t.BasePath, APIKey: p.APIKey.Value()}
+}
+
+// refresh brings the members of a pool up to its changed configuration: names,
+// labels and key. One that has joined keeps its account, its learned scales and
+// its health, and what runs there goes on.
+func (a *app) refresh(was, is *config.Pool) {
+	key := was.APIKey.Value() != is.APIKey.Value()
+	if !key && slices.Equal(was.Models, is.Models) && maps.Equal(was.Labels, is.Labels) {
+		return
+	}
 	a.fleetMu.Lock()
 	defer a.fleetMu.Unlock()
-	for _, t := range removed {
-		key := p.Name + " " + t.Key()
-		m := a.members[key]
-		if m == nil {
+	for id := fleet.ID(1); id <= a.lastID; id++ {
+		m := a.byID[id]
+		if m == nil || m.pool != is.Name {
 			continue
 		}
-		delete(a.members, key)
-		delete(a.byID, m.id)
-		a.hints.Delete(m.id)
-		a.scraper.Remove(m.id)
-		a.proxy.RemoveReplica(m.id)
-		a.log.Info("replica leaves", zap.String("pool", p.Name), zap.String("replica", t.Name))
-	}
-	for _, t := range added {
-		a.lastID++
-		m := &member{id: a.lastID, pool: p, target: t}
-		a.members[p.Name+" "+t.Key()] = m
-		a.byID[m.id] = m
-		if len(p.Models) > 0 {
+		if m.joined || len(is.Models) > 0 {
 			a.join(m)
 		}
-		a.scraper.Add(scraper.Replica{ID: m.id, Name: t.Name, Addr: t.Addr, Host: t.Host, TLS: t.TLS, BasePath: t.BasePath, APIKey: p.APIKey.Value()})
-		a.log.Info("replica found", zap.String("pool", p.Name), zap.String("replica", t.Name), zap.String("addr", t.Addr))
+		if key {
+			a.scraper.Remove(m.id)
+			a.scraper.Add(scraped(is, m))
+		}
 	}
 }
 
@@ -168,8 +184,8 @@ func (a *app) change(p *config.Pool, added, removed []scraper.Target) {
 // could tell a request for a model that does not exist.
 func (a *app) join(m *member) {
 	m.joined = true
-	if err := a.proxy.AddReplica(m.pool.Name, a.replicaSpec(m.pool, m)); err != nil {
-		a.log.Error("replica refused", zap.String("pool", m.pool.Name), zap.String("replica", m.target.Name), zap.Error(err))
+	if err := a.proxy.AddReplica(m.pool, a.replicaSpec(a.pool(m.pool), m)); err != nil {
+		a.log.Error("replica refused", zap.String("pool", m.pool), zap.String("replica", m.target.Name), zap.Error(err))
 	}
 }
 
@@ -181,8 +197,17 @@ func (a *app) replicaSpec(p *config.Pool, m *member) proxy.ReplicaSpec {
 		}
 		return p.Labels[name]
 	}
+	switch {
+	case m.models != nil:
+		m.serves = nil
+		for i := range m.models {
+			m.serves = append(m.serves, m.models[i].ID)
+		}
+	case len(p.Models) > 0:
+		m.serves = p.Models
+	}
 	s := proxy.ReplicaSpec{ID: m.id, Name: t.Name, Addr: t.Addr, Host: t.Host, BasePath: t.BasePath, APIKey: p.APIKey.Value(),
-		Models: p.Models, Region: a.labels.region(label("region")), Domain: a.labels.domain(label("domain")),
+		Models: m.serves, Region: a.labels.region(label("region")), Domain: a.labels.domain(label("domain")),
 		Profile: profileOf(p.Profile), Warm: time.Since(a.began) < warmFor}
 	if t.TLS {
 		host, _, err := net.SplitHostPort(t.Host)
@@ -212,6 +237,7 @@ func (a *app) learned(id fleet.ID, i scraper.Info) {
 	}
 	if m.joined {
 		a.proxy.SetModels(id, models)
+		a.leave(m.pool, false)
 	}
 }
 
@@ -239,6 +265,7 @@ func (a *app) openWhenAsked(ctx context.Context) {
 		if m := a.byID[id]; m != nil && !m.joined && m.models != nil {
 			a.join(m)
 			a.proxy.SetModels(id, m.models)
+			a.leave(m.pool, false)
 		}
 	}
 }
@@ -267,7 +294,7 @@ func (a *app) ejected(id fleet.ID) (yes bool) {
 	if a.hinted(id) {
 		return true
 	}
-	a.proxy.WithCore(m.pool.Name, func(c proxy.Core, _ float64) {
+	a.proxy.WithCore(m.pool, func(c proxy.Core, _ float64) {
 		for i := range c.View().Replicas {
 			if r := &c.View().Replicas[i]; r.ID == id {
 				yes = r.Health.State == fleet.StateEjected

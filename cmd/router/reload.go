@@ -1,11 +1,14 @@
 package main
 
 import (
+	"fmt"
 	"strings"
 
 	"go.uber.org/zap"
 
+	"github.com/penstock/penstock/admission"
 	"github.com/penstock/penstock/config"
+	"github.com/penstock/penstock/proxy"
 	"github.com/penstock/penstock/telemetry"
 )
 
@@ -20,23 +23,22 @@ func (a *app) reload(by string) (live, restart []string, err error) {
 		return nil, nil, a.refuse(by, err)
 	}
 	now := a.config()
-	if next.TLS.CertFile != "" && now.TLS.CertFile != "" {
-		if err := a.loadCertificate(next); err != nil {
+	live, restart = config.Diff(now, next)
+	merged := config.Merge(now, next)
+	for i := range merged.Pools {
+		p := &merged.Pools[i]
+		ac := poolConfig(merged, p)
+		ac.Defaults()
+		if err := ac.Validate(); err != nil {
+			return nil, nil, a.refuse(by, fmt.Errorf("pools[%s]: %w", p.Name, err))
+		}
+	}
+	if merged.TLS.CertFile != "" {
+		if err := a.loadCertificate(merged); err != nil {
 			return nil, nil, a.refuse(by, err)
 		}
 	}
-	live, restart = config.Diff(now, next)
-	for i := range next.Pools {
-		if s := a.static[next.Pools[i].Name]; s != nil {
-			if err := s.set(next.Pools[i].Replicas.Static); err != nil {
-				return nil, nil, a.refuse(by, err)
-			}
-		}
-	}
-	_ = a.level.UnmarshalText([]byte(next.Log.Level))
-	merged := merge(now, next)
-	a.cfg.Store(merged)
-	a.hash.Store(merged.Hash())
+	a.apply(now, merged)
 	a.metrics.Counter(telemetry.ReloadTotal, "ok").Inc()
 	a.log.Info("configuration read again", zap.String("by", by), zap.Strings("applied", live), zap.Strings("needs_restart", restart))
 	if len(restart) > 0 {
@@ -45,24 +47,35 @@ func (a *app) reload(by string) (live, restart []string, err error) {
 	return live, restart, nil
 }
 
+// apply puts the live settings of a configuration that was checked in force.
+// The others are read where they are needed, from a.config (drain times, names
+// of the admin listener); the certificate has been taken.
+func (a *app) apply(was, is *config.Config) {
+	a.cfg.Store(is)
+	a.hash.Store(is.Hash())
+	_ = a.level.UnmarshalText([]byte(is.Log.Level)) // was checked
+	a.proxy.SetMaxInFlight(is.Limits.MaxInFlight)
+	fail := func(err error) {
+		if err != nil {
+			a.log.Error("BUG: a setting that was checked could not be applied", zap.Error(err))
+		}
+	}
+	fail(a.proxy.SetClasses(classOptions(is)))
+	for i := range is.Pools {
+		p := &is.Pools[i]
+		fail(a.proxy.SetPool(poolOptions(p)))
+		a.proxy.WithCore(p.Name, func(core proxy.Core, _ float64) {
+			if c, ok := core.(*admission.Pool); ok {
+				fail(c.Reconfigure(poolConfig(is, p)))
+			}
+		})
+		a.refresh(&was.Pools[i], p)
+		fail(a.static[p.Name].set(p.Replicas.Static))
+	}
+}
+
 func (a *app) refuse(by string, err error) error {
 	a.metrics.Counter(telemetry.ReloadTotal, "refused").Inc()
 	a.log.Error("configuration refused; the last good one stays in force", zap.String("by", by), zap.Error(err))
 	return err
-}
-
-// merge is the configuration in force after a reload: what runs, with the
-// live settings of next.
-func merge(now, next *config.Config) *config.Config {
-	c := *now
-	c.Log.Level = next.Log.Level
-	c.Pools = append([]config.Pool(nil), now.Pools...)
-	for i := range c.Pools {
-		for j := range next.Pools {
-			if n := &next.Pools[j]; n.Name == c.Pools[i].Name {
-				c.Pools[i].Replicas.Static = n.Replicas.Static
-			}
-		}
-	}
-	return &c
 }

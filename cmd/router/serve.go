@@ -205,7 +205,10 @@ func (a *app) start() error {
 			}
 		}()
 	}
-	if err := a.discover(); err != nil {
+	a.reloadMu.Lock() // a reload needs the sources
+	err := a.discover()
+	a.reloadMu.Unlock()
+	if err != nil {
 		return err
 	}
 	return a.joinPeers()

@@ -75,26 +75,38 @@ func proxyOptions(c *config.Config, budgets map[string]*admission.AttemptBudget)
 		ConnectTimeout: c.Timeouts.Connect, FirstToken: c.Timeouts.FirstToken, AnswerTimeout: c.Timeouts.Answer,
 		StallTimeout: c.Timeouts.Stall, UpstreamIdle: c.Timeouts.UpstreamIdle, Attempts: c.Attempts.PerRequest,
 	}
-	for i := range c.Classes {
-		o.Classes = append(o.Classes, proxy.ClassOptions{Name: c.Classes[i].Name, Deadline: c.Classes[i].Deadline})
-	}
+	o.Classes = classOptions(c)
 	for i := range c.Pools {
 		p := &c.Pools[i]
-		po := proxy.PoolOptions{Name: p.Name, Core: admission.New(poolConfig(c, p)), Models: p.Models,
-			Budget:        budgets[p.Name],
-			TTFTObjective: p.Objective.TTFT.Seconds(), TTFTPer1K: p.Objective.TTFTPer1K.Seconds(), ITLObjective: p.Objective.ITL.Seconds()}
-		for _, a := range p.Aliases {
-			po.Aliases = append(po.Aliases, a.Name)
-			if a.Model != "" {
-				if po.AliasOf == nil {
-					po.AliasOf = map[string]string{}
-				}
-				po.AliasOf[a.Name] = a.Model
-			}
-		}
+		po := poolOptions(p)
+		po.Core, po.Budget = admission.New(poolConfig(c, p)), budgets[p.Name]
 		o.Pools = append(o.Pools, po)
 	}
 	return o
+}
+
+func classOptions(c *config.Config) (out []proxy.ClassOptions) {
+	for i := range c.Classes {
+		out = append(out, proxy.ClassOptions{Name: c.Classes[i].Name, Deadline: c.Classes[i].Deadline})
+	}
+	return out
+}
+
+// poolOptions are what the data path has to know of a pool, core and budget
+// apart.
+func poolOptions(p *config.Pool) proxy.PoolOptions {
+	po := proxy.PoolOptions{Name: p.Name, Models: p.Models,
+		TTFTObjective: p.Objective.TTFT.Seconds(), TTFTPer1K: p.Objective.TTFTPer1K.Seconds(), ITLObjective: p.Objective.ITL.Seconds()}
+	for _, a := range p.Aliases {
+		po.Aliases = append(po.Aliases, a.Name)
+		if a.Model != "" {
+			if po.AliasOf == nil {
+				po.AliasOf = map[string]string{}
+			}
+			po.AliasOf[a.Name] = a.Model
+		}
+	}
+	return po
 }
 
 // labels gives the regions and failure domains of a configuration their
