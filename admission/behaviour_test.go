@@ -415,3 +415,33 @@ func TestPromptEstimateLearnsBothAlphabets(t *testing.T) {
 		t.Fatalf("5,000 ASCII bytes and 2,000 others are 2,000 tokens, estimated %d", n)
 	}
 }
+
+// Replicas that all say the same few requests for ever (case P12): samples
+// that come in the middle of the first burst do not set them apart.
+func TestFirstBurstIsSpreadThoughSamplesComeApart(t *testing.T) {
+	p := pool(t, Config{}, 3)
+	sample := func(at float64, id fleet.ID) {
+		p.Observe(at, id, fleet.Sample{At: at, Running: 2, Waiting: 2, KVUsage: 0.3})
+	}
+	for id := fleet.ID(1); id <= 3; id++ {
+		sample(1, id)
+		sample(1.5, id)
+	}
+	got := map[fleet.ID]int{}
+	for i := range 45 {
+		now := 2 + float64(i)*0.002
+		d := p.Admit(now, request(2))
+		if d.Verdict != Placed {
+			t.Fatalf("%+v", d)
+		}
+		got[d.Replica]++
+		if i == 8 { // one page is read now; the others' turn is after the burst
+			sample(now, d.Replica)
+		}
+	}
+	for id := fleet.ID(1); id <= 3; id++ {
+		if got[id] < 9 || got[id] > 27 {
+			t.Fatalf("the burst was spread %v", got)
+		}
+	}
+}

@@ -338,10 +338,50 @@ func (p *Pool) otherLoad(r *replica, v *fleet.Replica, s *fleet.Sample) {
 	mean := float64(p.cfg.OutPrior)
 	// Priced as the pool's own requests are: another figure for each replica,
 	// by what it happens to hold, would set replicas apart that say the same.
-	prompt := 500.0
+	prompt := unknownPrompt
 	if p.prompt.n > 0 {
 		prompt = p.prompt.v
 	}
 	v.Other = fleet.Load{Requests: int(n), Prefilling: int(waiting), PrefillTokens: waiting * prompt,
 		KVTokens: n * prompt, OutTokens: n * mean / 2}
+}
+
+// unknownPrompt prices the other load while the pool has placed nothing,
+// tokens a prompt.
+const unknownPrompt = 500.0
+
+// placedPrompt takes the prompt of a request that is placed, tokens. The first
+// prices the other load anew, everywhere at once: with replicas priced apart
+// until each one's next sample, a first burst would go to one of them.
+func (p *Pool) placedPrompt(tokens float64) {
+	first := p.prompt.n == 0
+	p.prompt.add(tokens)
+	if !first {
+		return
+	}
+	for i := range p.view.Replicas {
+		o := &p.view.Replicas[i].Other
+		o.PrefillTokens *= tokens / unknownPrompt
+		o.KVTokens *= tokens / unknownPrompt
+	}
+}
+
+// Proven tells whether it is known if another attempt at w would help: some
+// replica that w has not been to has begun an answer since then, or none can be
+// asked without doubt, or there is no traffic that will tell soon. It changes
+// nothing.
+func (p *Pool) Proven(now, since float64, w *fleet.Work) bool {
+	waiting, places := false, false
+	for i, r := range p.reps {
+		v := &p.view.Replicas[i]
+		if r.gone || !v.Serves(w.Model) || w.Excludes(v.ID) || !v.Health.Open() || v.Health.Doubtful(now) {
+			continue
+		}
+		if r.good >= since {
+			return true
+		}
+		places = true
+		waiting = waiting || r.pend.head != nil || now-r.good < 1
+	}
+	return !places || !waiting
 }

@@ -274,7 +274,7 @@ func (p *Pool) normalise(now float64, t *Ticket) {
 // charge reserves the replica for the ticket.
 func (p *Pool) charge(now float64, t *Ticket, r *replica, pr *scorer.Prediction) {
 	v := &p.view.Replicas[r.i]
-	p.prompt.add(float64(t.Work.Prompt))
+	p.placedPrompt(float64(t.Work.Prompt))
 	t.phase = phasePlaced
 	t.rep = r
 	t.placedAt = now
