@@ -51,7 +51,7 @@ var Options = []Option{
 
 	{Path: "classes[].name", Doc: "The class's name, as in X-Request-Class. The first class is the most important, and that of requests that name none: a client can lower its class, never raise it. Without classes there is one, named standard."},
 	{Path: "classes[].wait", Default: "30s", Live: true, Doc: "How long a request may be held at the router before it is shed. 0s = never held."},
-	{Path: "classes[].deadline", Default: "5m", Live: true, Doc: "Deadline of a request that names none; covers waiting, every attempt and the answer."},
+	{Path: "classes[].deadline", Default: "5m", Live: true, Doc: "Deadline of a request that names none (X-Request-Timeout-Ms); covers waiting, every attempt and the answer: a stream that runs then ends with the event deadline_exceeded. With the official SDKs' X-Stainless-Read-Timeout that one holds until the answer begins, since it bounds each wait for bytes; what runs on has until the later of both."},
 	{Path: "classes[].min_share", Default: "2%", Live: true, Doc: "Share of the work that the class gets however busy those above it are, so that it never starves. Not heeded for the first class."},
 	{Path: "classes[].objective.ttft", Live: true, Doc: "As pools[].objective.ttft, for this class; left out: the pool's."},
 	{Path: "classes[].objective.ttft_per_1k", Live: true, Doc: "As pools[].objective.ttft_per_1k, for this class; left out: the pool's."},
@@ -126,7 +126,7 @@ var Options = []Option{
 	{Path: "tls.cert_file", Live: true, Doc: "Certificate chain (PEM) of the public listener; read again on reload. Left out: plain HTTP."},
 	{Path: "tls.key_file", Live: true, Doc: "Its private key (PEM)."},
 
-	{Path: "log.level", Default: "info", Live: true, Doc: "debug, info, warn or error. No level logs prompts, answers or keys."},
+	{Path: "log.level", Default: "info", Live: true, Doc: "debug, info, warn or error. The access log, one line for every request that ended and none left out, is at info; of other lines that repeat more than a hundred times a second only every hundredth is written. No level logs prompts, answers or keys."},
 	{Path: "log.format", Default: "json", Doc: "json or console."},
 
 	{Path: "integrity", Default: "auto", Doc: "What becomes of an answer that breaks its protocol. terminate: it ends with the event stream_integrity (before its first byte: the next replica is tried). observe: it is passed on, counted and, where it shows before the head leaves, marked with X-Stream-Integrity. auto ends those after which a client would act on what the model never said (two tool calls under one index, an id that changes, broken JSON or UTF-8) and observes those that other makes of engines may show while all is well (another model's name, no finish reason). A healthy stream is never altered."},

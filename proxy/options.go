@@ -51,6 +51,7 @@ type Budget interface {
 // default, given in its comment.
 type Options struct {
 	Log     *zap.Logger         // nil = no log
+	Access  *zap.Logger         // one line per request, at info; nil = Log
 	Metrics *telemetry.Registry // nil = an own one
 
 	// Now is the process's clock in seconds; every Sample.At and all times

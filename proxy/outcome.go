@@ -4,8 +4,6 @@ import (
 	"math/rand/v2"
 	"time"
 
-	"go.uber.org/zap"
-
 	"github.com/penstock/penstock/admission"
 	"github.com/penstock/penstock/fleet"
 	"github.com/penstock/penstock/wire"
@@ -138,7 +136,7 @@ func (f *flight) account() {
 	if p.opt.Tracer != nil && f.req.kind != wire.KindNone {
 		f.span(status)
 	}
-	if p.log != nil && f.req.kind != wire.KindNone {
+	if f.req.kind != wire.KindNone {
 		f.logLine(status, now)
 	}
 }
@@ -177,64 +175,25 @@ func (f *flight) accountAnswer(now float64) {
 	}
 }
 
-// logLine writes the access line. It has no credential and no prompt in it.
-func (f *flight) logLine(status int, now float64) {
-	ce := f.p.log.Check(zap.InfoLevel, "request")
-	if ce == nil {
-		return
-	}
-	q := &f.req
-	replicaName := ""
-	if f.replica != nil {
-		replicaName = f.replica.spec.Name
-	}
-	fields := [...]zap.Field{
-		zap.String("request_id", string(q.id)),
-		zap.String("trace_id", string(q.trace[3:35])),
-		zap.String("path", q.path),
-		zap.String("tenant", string(q.tenant)),
-		zap.String("client", f.conn.remoteIP()),
-		zap.Int("status", status),
-		zap.String("outcome", outcomeWords[f.outcome]),
-		zap.String("code", f.errCode),
-		zap.String("integrity", f.mark.String()),
-		zap.String("model", f.body.Model),
-		zap.String("replica", replicaName),
-		zap.Int("attempts", f.attempts),
-		zap.Float64("held_s", round6(f.heldFor)),
-		zap.Float64("ttft_predicted_s", round6(f.predicted)),
-		zap.Float64("ttft_s", round6(f.ttft())),
-		zap.Float64("seconds", round6(now-q.arrived)),
-		zap.Int("prompt_tokens", f.usage.Prompt),
-		zap.Int("output_tokens", f.usage.Completion),
-		zap.Int64("bytes", f.sent),
-	}
-	ce.Write(fields[:]...)
-}
-
-func (f *flight) ttft() float64 {
-	if f.firstAt == 0 {
-		return 0
-	}
-	return f.firstAt - f.req.arrived
-}
-
-func round6(v float64) float64 { return float64(int64(v*1e6+0.5)) / 1e6 }
-
 // setDeadlines works out when the request has to have been answered.
 func (f *flight) setDeadlines() {
 	q := &f.req
+	class := (*f.p.deadlines.Load())[q.classIndex]
 	d := q.timeout
 	switch {
-	case d > 0: // X-Request-Timeout-Ms: the client's own word, it holds to the end
+	case d > 0: // X-Request-Timeout-Ms: the client's own word
 	case d < 0: // the SDK's read timeout
 		d = -d
 	default:
-		d = (*f.p.deadlines.Load())[q.classIndex]
+		d = class
 	}
+	now := time.Now()
 	q.deadline = q.arrived + d.Seconds()
-	f.deadlineAt = time.Now().Add(d)
-	if q.timeout > 0 {
-		f.hardBy = f.deadlineAt
+	f.deadlineAt = now.Add(d)
+	f.hardBy = f.deadlineAt
+	if q.timeout < 0 && class > d {
+		// A read timeout bounds each wait for bytes, so an answer that has begun
+		// may run on: to the class's deadline.
+		f.hardBy = now.Add(class)
 	}
 }

@@ -28,6 +28,7 @@ import (
 type Proxy struct {
 	opt     Options
 	log     *zap.Logger
+	access  *zap.Logger
 	reg     *telemetry.Registry
 	now     func() float64
 	srv     *fasthttp.Server
@@ -129,6 +130,9 @@ func New(o Options) (*Proxy, error) {
 		requestHeaderLow: strings.ToLower(o.RequestHeader), tenantHeaderLow: strings.ToLower(o.TenantHeader)}
 	if p.log == nil {
 		p.log = zap.NewNop()
+	}
+	if p.access = o.Access; p.access == nil {
+		p.access = p.log
 	}
 	if p.reg == nil {
 		p.reg = telemetry.New()

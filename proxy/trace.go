@@ -32,9 +32,12 @@ func (f *flight) span(status int) {
 		attribute.Int("penstock.attempts", f.attempts),
 		attribute.Int("penstock.tier", f.climb.tier),
 		attribute.Float64("penstock.held_seconds", f.heldFor),
-		attribute.Float64("penstock.ttft_seconds", f.ttft()),
-		attribute.Int("gen_ai.usage.input_tokens", f.usage.Prompt),
-		attribute.Int("gen_ai.usage.output_tokens", f.usage.Completion),
+	}
+	if ttft, ok := f.ttft(); ok {
+		s.Attrs = append(s.Attrs, attribute.Float64("penstock.ttft_seconds", ttft))
+	}
+	if f.usage.Seen {
+		s.Attrs = append(s.Attrs, attribute.Int("gen_ai.usage.input_tokens", f.usage.Prompt), attribute.Int("gen_ai.usage.output_tokens", f.usage.Completion))
 	}
 	f.p.opt.Tracer.Record(s)
 }

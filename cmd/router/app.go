@@ -55,8 +55,9 @@ type app struct {
 }
 
 // newApp makes the rooms; nothing is served yet.
-func newApp(src config.Source, cfg *config.Config, log *zap.Logger, level zap.AtomicLevel) (*app, error) {
-	a := &app{src: src, log: log, level: level, metrics: telemetry.New(), labels: newLabels(cfg), began: time.Now(),
+func newApp(src config.Source, cfg *config.Config, logs loggers) (*app, error) {
+	log := logs.log
+	a := &app{src: src, log: log, level: logs.level, metrics: telemetry.New(), labels: newLabels(cfg), began: time.Now(),
 		failed: make(chan error, 2), ended: make(chan struct{}), members: map[string]*member{}, byID: map[fleet.ID]*member{}, static: map[string]*staticSource{}}
 	a.cfg.Store(cfg)
 	a.hash.Store(cfg.Hash())
@@ -66,7 +67,7 @@ func newApp(src config.Source, cfg *config.Config, log *zap.Logger, level zap.At
 		a.metrics.Counter(telemetry.ReloadTotal, result)
 	}
 	o := proxyOptions(cfg, a.budgets)
-	o.Log, o.Metrics, o.Now = log, a.metrics, a.now
+	o.Log, o.Access, o.Metrics, o.Now = log, logs.access, a.metrics, a.now
 	if cfg.TLS.CertFile != "" {
 		o.TLS = &tls.Config{MinVersion: tls.VersionTLS12, NextProtos: []string{"http/1.1"},
 			GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return a.cert.Load(), nil }}

@@ -103,11 +103,11 @@ func (o *demoOptions) run(ctx context.Context, stdout io.Writer) error {
 	if err != nil {
 		return err
 	}
-	log, atom, err := newLogger(cfg.Log)
+	logs, err := newLoggers(cfg.Log)
 	if err != nil {
 		return err
 	}
-	a, err := newApp(src, cfg, log, atom)
+	a, err := newApp(src, cfg, logs)
 	if err != nil {
 		return err
 	}
@@ -121,7 +121,7 @@ func (o *demoOptions) run(ctx context.Context, stdout io.Writer) error {
 	}
 	o.tell(stdout, a, src.Replicas)
 	tctx, stop := context.WithCancel(ctx)
-	t := &traffic{url: baseURL("http", a.public.Addr()), rate: o.rate, log: log, first: map[string]int{}}
+	t := &traffic{url: baseURL("http", a.public.Addr()), rate: o.rate, log: logs.log, first: map[string]int{}}
 	var wg sync.WaitGroup
 	if o.rate > 0 {
 		wg.Go(func() { t.run(tctx) })

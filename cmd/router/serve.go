@@ -34,16 +34,17 @@ func serve(ctx context.Context, args []string, _, stderr io.Writer) int {
 		fmt.Fprintln(stderr, err)
 		return 1
 	}
-	log, level, err := newLogger(cfg.Log)
+	logs, err := newLoggers(cfg.Log)
 	if err != nil {
 		fmt.Fprintln(stderr, "penstock serve:", err)
 		return 1
 	}
+	log := logs.log
 	defer log.Sync() //nolint:errcheck // standard error may not be syncable
 	signals := make(chan os.Signal, 4)
 	signal.Notify(signals, syscall.SIGTERM, os.Interrupt, syscall.SIGHUP)
 	defer signal.Stop(signals)
-	a, err := newApp(src, cfg, log, level)
+	a, err := newApp(src, cfg, logs)
 	if err != nil {
 		log.Error("cannot start", zap.Error(err))
 		return 1

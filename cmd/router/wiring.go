@@ -2,23 +2,33 @@ package main
 
 import (
 	"fmt"
+	"sync"
+	"time"
+
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
-	"sync"
 
 	"github.com/penstock/penstock/admission"
 	"github.com/penstock/penstock/config"
 	"github.com/penstock/penstock/proxy"
 )
 
-// newLogger logs to standard error; its level can be changed later.
-func newLogger(c config.Log) (*zap.Logger, zap.AtomicLevel, error) {
-	level, err := zap.ParseAtomicLevel(c.Level)
+// loggers write to standard error. The access log is complete; of the rest,
+// what repeats a thousand times a second is thinned, so that an error does not
+// become the load: the first hundred of each kind in a second, then every
+// hundredth. The level is of both and can be changed later.
+type loggers struct {
+	log, access *zap.Logger
+	level       zap.AtomicLevel
+}
+
+func newLoggers(c config.Log) (l loggers, err error) {
+	l.level, err = zap.ParseAtomicLevel(c.Level)
 	if err != nil {
-		return nil, level, fmt.Errorf("log.level: %w", err)
+		return l, fmt.Errorf("log.level: %w", err)
 	}
 	zc := zap.NewProductionConfig()
-	zc.Level = level
+	zc.Level = l.level
 	zc.Encoding = c.Format
 	zc.DisableCaller = true
 	zc.DisableStacktrace = true
@@ -30,11 +40,15 @@ func newLogger(c config.Log) (*zap.Logger, zap.AtomicLevel, error) {
 		zc.EncoderConfig.EncodeTime = zapcore.TimeEncoderOfLayout("15:04:05.000")
 		zc.EncoderConfig.EncodeLevel = zapcore.CapitalLevelEncoder
 	}
-	// Sampling keeps an error that repeats a thousand times a second from
-	// becoming the load; the first of each kind are always there.
-	zc.Sampling = &zap.SamplingConfig{Initial: 100, Thereafter: 100}
-	log, err := zc.Build()
-	return log, level, err
+	zc.Sampling = nil
+	l.access, err = zc.Build()
+	if err != nil {
+		return l, err
+	}
+	l.log = l.access.WithOptions(zap.WrapCore(func(c zapcore.Core) zapcore.Core {
+		return zapcore.NewSamplerWithOptions(c, time.Second, 100, 100)
+	}))
+	return l, nil
 }
 
 func objective(o config.Objective) admission.Objective {

@@ -1,0 +1,57 @@
+package main
+
+import (
+	"strings"
+	"sync"
+	"testing"
+
+	"go.uber.org/zap"
+
+	"github.com/penstock/penstock/config"
+)
+
+// An access log that leaves lines out under load is no access log.
+func TestTheAccessLogIsComplete(t *testing.T) {
+	s := emulated(t, "")
+	p := startServe(t, "--replica", s.URL())
+	p.until("ready", p.ready)
+	const clients, each = 4, 150
+	var wg sync.WaitGroup
+	for range clients {
+		wg.Go(func() {
+			for range each {
+				if code, body := p.chat("nobody"); code != 404 {
+					t.Errorf("%d %s", code, body)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	p.until("each has its line", func() bool { return strings.Count(p.log.String(), `"msg":"request"`) >= clients*each })
+	p.stop()
+	if n := strings.Count(p.log.String(), `"msg":"request"`); n != clients*each {
+		t.Errorf("%d lines for %d requests", n, clients*each)
+	}
+}
+
+// All other lines that repeat are thinned.
+func TestOtherLinesThatRepeatAreThinned(t *testing.T) {
+	l, err := newLoggers(config.Log{Level: "info", Format: "json"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := 0
+	for range 1000 {
+		if l.log.Check(zap.ErrorLevel, "again") != nil {
+			n++
+		}
+	}
+	if n < 100 || n > 300 {
+		t.Errorf("%d of 1000 equal lines are written", n)
+	}
+	for range 1000 {
+		if l.access.Check(zap.InfoLevel, "request") == nil {
+			t.Fatal("the access log is thinned")
+		}
+	}
+}
