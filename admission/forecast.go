@@ -46,6 +46,10 @@ func (p *Pool) forecast(now float64, w *fleet.Work, why Reason) float64 {
 	switch why {
 	case ReasonNotPermitted, ReasonTooLong, ReasonDeadline:
 		return 0
+	case ReasonNoReplica:
+		// Nothing drains, and the queue does not tell when a replica returns:
+		// probes find one within that time.
+		return noReplicaWait
 	}
 	p.drain.roll(now)
 	ahead := 0.0
@@ -61,13 +65,16 @@ func (p *Pool) forecast(now float64, w *fleet.Work, why Reason) float64 {
 		q.toldAt, q.told = now, wait
 	}
 	wait *= aimUnder * math.Exp(p.waitBias)
-	if why == ReasonNoReplica || why == ReasonExhausted {
+	if why == ReasonExhausted {
 		wait = max(wait, 1)
 	}
 	wait = max(0.1, min(wait, 120))
 	p.promised.add(now, now+wait, p.tokenWork(w))
 	return wait
 }
+
+// noReplicaWait is Retry-After while no replica is there, seconds.
+const noReplicaWait = 2
 
 // learnWait compares what was forecast while t was the newest held request
 // with the time that it really waited since: order in the queue, requests shed

@@ -1,6 +1,9 @@
 package admission
 
-import "fmt"
+import (
+	"fmt"
+	"slices"
+)
 
 // Reconfigure changes what may change while requests run: objectives, the
 // classes' waits, deadlines and shares, headroom, cap, bounds of the held queue
@@ -30,5 +33,15 @@ func (p *Pool) Reconfigure(cfg Config) error {
 	c.Headroom, c.HeadroomN1, c.Cap = cfg.Headroom, cfg.HeadroomN1, cfg.Cap
 	c.MaxHeld, c.MaxHeldBytes, c.HangAfter = cfg.MaxHeld, cfg.MaxHeldBytes, cfg.HangAfter
 	p.dirty = true
+	return nil
+}
+
+// Reconfigure records Pool.Reconfigure, unless it is refused.
+func (r *Recorder) Reconfigure(cfg Config) error {
+	if err := r.Pool.Reconfigure(cfg); err != nil {
+		return err
+	}
+	cfg.Classes = slices.Clone(cfg.Classes)
+	r.tell(&Call{Op: OpReconfigure, Config: cfg})
 	return nil
 }

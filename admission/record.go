@@ -29,6 +29,7 @@ const (
 	OpStored
 	OpRemoved
 	OpCleared
+	OpReconfigure
 )
 
 // Call is one call into a Pool: what it was told, and what it decided. It
@@ -52,6 +53,7 @@ type Call struct {
 	Loads    map[fleet.ID]fleet.Load
 	Hot      []HotPrefix
 	Blocks   []uint64
+	Config   Config
 
 	// What it answered.
 	Decision Decision   // of Admit

@@ -70,7 +70,9 @@ func (f *flight) refuse(d admission.Decision, last result) {
 		f.noteStorm(f.print())
 	}
 	if e.Status == 503 && d.RetryAfter > 0 {
-		e.RetryAfter = d.RetryAfter * (0.8 + 0.4*rand.Float64()) // clients that were shed together do not return together
+		// Clients that were shed together do not return together. The SDKs take
+		// more than 120 s as "never".
+		e.RetryAfter = min(d.RetryAfter*(0.8+0.4*rand.Float64()), 120)
 	}
 	f.fail(e)
 }

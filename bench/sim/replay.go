@@ -93,6 +93,8 @@ func (r *replay) call(c *admission.Call) (int, error) {
 		p.PrefixRemoved(c.ID, c.Blocks)
 	case admission.OpCleared:
 		p.PrefixCleared(c.ID)
+	case admission.OpReconfigure:
+		return 0, p.Reconfigure(c.Config)
 	default:
 		return 0, fmt.Errorf("unknown call %d", c.Op)
 	}

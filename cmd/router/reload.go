@@ -65,7 +65,7 @@ func (a *app) apply(was, is *config.Config) {
 		p := &is.Pools[i]
 		fail(a.proxy.SetPool(poolOptions(p)))
 		a.proxy.WithCore(p.Name, func(core proxy.Core, _ float64) {
-			if c, ok := core.(*admission.Pool); ok {
+			if c, ok := core.(interface{ Reconfigure(admission.Config) error }); ok {
 				fail(c.Reconfigure(poolConfig(is, p)))
 			}
 		})
