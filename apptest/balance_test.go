@@ -3,7 +3,6 @@ package apptest
 import (
 	"io"
 	"net/http"
-	"os"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -35,9 +34,6 @@ func warming(slowFirst int32) func(*conn) {
 // as the third now get their part of the load again; what was learned of them
 // cannot be corrected by traffic that they do not get.
 func TestColdStartIsForgotten(t *testing.T) {
-	if os.Getenv("CI") != "" {
-		t.Skip("a known fault, not seen to the ground yet: on a busy machine about one run in five leaves one replica without traffic (CHANGELOG)")
-	}
 	t.Parallel()
 	us := []*mock{replica(t, warming(4)), replica(t, warming(4)), replica(t, warming(0))}
 	r := start(t, "", us...)
