@@ -1,6 +1,10 @@
 package admission
 
-import "math"
+import (
+	"math"
+
+	"github.com/penstock/penstock/internal/mutant"
+)
 
 // BudgetConfig bounds attempts. Zero fields mean their defaults.
 type BudgetConfig struct {
@@ -34,6 +38,9 @@ type AttemptBudget struct {
 	extra    [budgetSlots]uint32
 	sumReq   uint32
 	sumExtra uint32
+	promised [budgetSlots]uint32 // repeats that clients were told to come with
+	sumProm  uint32
+	due      float64 // when the last of them may come
 	peerReq  float64
 	peerEx   float64
 	refused  uint64
@@ -50,14 +57,16 @@ func (b *AttemptBudget) roll(now float64) int {
 	if b.slot == math.MinInt64 || s-b.slot >= budgetSlots {
 		clear(b.requests[:])
 		clear(b.extra[:])
-		b.sumReq, b.sumExtra, b.slot = 0, 0, s
+		clear(b.promised[:])
+		b.sumReq, b.sumExtra, b.sumProm, b.slot = 0, 0, 0, s
 	}
 	for b.slot < s {
 		b.slot++
 		i := b.index()
 		b.sumReq -= b.requests[i]
 		b.sumExtra -= b.extra[i]
-		b.requests[i], b.extra[i] = 0, 0
+		b.sumProm -= b.promised[i]
+		b.requests[i], b.extra[i], b.promised[i] = 0, 0, 0
 	}
 	return b.index()
 }
@@ -74,12 +83,58 @@ func (b *AttemptBudget) Request(now float64) {
 }
 
 // Repeated counts a request that is a client's own repeat
-// (X-Stainless-Retry-Count above 0): an extra attempt, since the request was
-// counted when it first came.
+// (X-Stainless-Retry-Count above 0). One that Later told to come is an extra
+// attempt: the request was counted when it first came. Any other (most were
+// shed before) had no attempt yet and counts as a request.
 func (b *AttemptBudget) Repeated(now float64) {
 	i := b.roll(now)
+	if b.sumProm == 0 {
+		b.requests[i]++
+		b.sumReq++
+		return
+	}
+	for k := range b.promised { // any of them: which one it is does not matter
+		if b.promised[k] > 0 {
+			b.promised[k]--
+			b.sumProm--
+			break
+		}
+	}
 	b.extra[i]++
 	b.sumExtra++
+}
+
+// The pause before a client's own repeat, seconds: at least so long, since what
+// failed a moment ago fails again; and not longer than a client would wait.
+const (
+	laterLeast = 1.0
+	laterMost  = 60.0
+)
+
+// Later is asked when a request failed and is not tried again by the router,
+// but has an attempt left: in how many seconds a repeat by the client fits into
+// the bound. Each call takes the next place, so that repeats come one after
+// another, however many fail together. ok is false when the places of the next
+// minute are taken.
+func (b *AttemptBudget) Later(now float64) (wait float64, ok bool) {
+	i := b.roll(now)
+	bound := max(b.cfg.Extra*(float64(b.sumReq)+b.peerReq), b.cfg.Floor*b.cfg.Window)
+	rate := bound / b.cfg.Window
+	if free := bound - float64(b.sumExtra) - float64(b.sumProm) - b.peerEx; free > rate {
+		rate = free
+	}
+	if mutant.On("in-step") {
+		return laterLeast, true
+	}
+	at := max(now+laterLeast, b.due+1/rate)
+	if at > now+laterMost {
+		b.refused++
+		return 0, false
+	}
+	b.due = at
+	b.promised[i]++
+	b.sumProm++
+	return at - now, true
 }
 
 // Left is how many attempts a request may still make here: PerRequest less
@@ -104,6 +159,14 @@ func (b *AttemptBudget) Allow(now float64) bool {
 
 // Retry is Allow under the name that the proxy asks by.
 func (b *AttemptBudget) Retry(now float64) bool { return b.Allow(now) }
+
+// Unused takes back what Allow counted last: no replica took the attempt.
+func (b *AttemptBudget) Unused() {
+	if i := b.index(); b.extra[i] > 0 {
+		b.extra[i]--
+		b.sumExtra--
+	}
+}
 
 // SetPeers gives the sums of all peers over the same window.
 func (b *AttemptBudget) SetPeers(requests, extra float64) { b.peerReq, b.peerEx = requests, extra }

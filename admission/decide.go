@@ -62,7 +62,7 @@ func (p *Pool) candidates(now float64, w *fleet.Work, block *replica) (why tryRe
 	p.costOf = nil
 	c.Cand = c.Cand[:0]
 	trial = -1
-	var serves, permitted, fits, untried, later, ramping, elsewhere bool
+	var serves, permitted, fits, untried, doubtful, later, ramping, elsewhere bool
 	upReqs, upPre, ups := 0, 0, 0
 	soft := 0
 	for i := range p.view.Replicas {
@@ -86,6 +86,12 @@ func (p *Pool) candidates(now float64, w *fleet.Work, block *replica) (why tryRe
 			continue
 		}
 		untried = true
+		if w.Excluded > 0 && v.Health.Doubtful(now) {
+			// It failed elsewhere a moment ago, and so did others here: whatever
+			// it is, it is not one replica, and another attempt now would be lost.
+			doubtful = true
+			continue
+		}
 		requests := v.Own.Requests + v.Peers.Requests + v.Other.Requests
 		switch {
 		case open:
@@ -121,8 +127,10 @@ func (p *Pool) candidates(now float64, w *fleet.Work, block *replica) (why tryRe
 	case soft > 0:
 		// Nobody is left but those ejected on soft evidence: rather try them
 		// than refuse everything (fail-open).
-		p.failOpen(w)
+		p.failOpen(now, w)
 		why = tryFull
+	case doubtful:
+		why = tryResult(ReasonExhausted)
 	case !serves:
 		why = tryResult(ReasonNoReplica)
 	case !permitted:
@@ -158,13 +166,13 @@ func (p *Pool) capped(r *replica, v *fleet.Replica) bool {
 	return p.cfg.Cap > 0 && v.Own.Requests+max(v.Peers.Requests, r.told) >= p.cfg.Cap
 }
 
-func (p *Pool) failOpen(w *fleet.Work) {
+func (p *Pool) failOpen(now float64, w *fleet.Work) {
 	c := &p.ctx
 	for i := range p.view.Replicas {
 		v := &p.view.Replicas[i]
 		r := p.reps[i]
 		if r.gone || r.drained || !v.Serves(w.Model) || w.Needs&^v.Caps != 0 || w.Regions != 0 && w.Regions&v.Region == 0 ||
-			w.Excludes(v.ID) || v.Health.State != fleet.StateEjected || !mayBeAlive(v.Health.Reason) || !p.holds(r, w) {
+			w.Excludes(v.ID) || w.Excluded > 0 && v.Health.Doubtful(now) || v.Health.State != fleet.StateEjected || !mayBeAlive(v.Health.Reason) || !p.holds(r, w) {
 			continue
 		}
 		if p.capped(r, v) {

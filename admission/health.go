@@ -24,10 +24,19 @@ func (p *Pool) tick(now float64) {
 	p.nextTick = now + tickEvery
 	p.drain.roll(now)
 	p.applyScales(now)
+	in, next := false, -1
 	for i, r := range p.reps {
 		v := &p.view.Replicas[i]
 		if !r.drained && !r.gone && v.Health.Tick(now, &p.cfg.Health) {
 			p.dirty = true
+		}
+		if h := &v.Health; !r.gone && !r.drained && h.State != fleet.StateDraining {
+			switch {
+			case h.State != fleet.StateEjected || mayBeAlive(h.Reason):
+				in = true
+			case h.Early(now) && (next < 0 || h.Until < p.view.Replicas[next].Health.Until):
+				next = i
+			}
 		}
 		p.countSteps(now, r, v)
 		p.prefillBusy(now, r, v, 0)
@@ -38,6 +47,13 @@ func (p *Pool) tick(now float64) {
 			r.nextWatch = now + watchGrain
 			p.watch(now, r, v)
 		}
+	}
+	if !in && next >= 0 {
+		// All are out: none is left alone for as long as it would be if others
+		// could serve, but it still is tried by one request at a time.
+		p.view.Replicas[next].Health.Try(now)
+		p.stats.Panics++
+		p.dirty = true
 	}
 }
 
@@ -367,7 +383,7 @@ func (p *Pool) placedPrompt(tokens float64) {
 }
 
 // Proven tells whether it is known if another attempt at w would help: some
-// replica that w has not been to has begun an answer since then, or none can be
+// replica that w has not been to has answered a request placed since then, or none can be
 // asked without doubt, or there is no traffic that will tell soon. It changes
 // nothing.
 func (p *Pool) Proven(now, since float64, w *fleet.Work) bool {

@@ -28,6 +28,7 @@ type replica struct {
 	nextWatch float64
 
 	sign      float64 // when it last showed that it works
+	good      float64 // when the latest request was placed that it began to answer
 	counters  [3]float64
 	moving    bool // its counters have been seen to move
 	revoke    bool // tickets without a first token must go elsewhere
@@ -369,6 +370,10 @@ func (p *Pool) First(now float64, t *Ticket) {
 		return
 	}
 	v := &p.view.Replicas[r.i]
+	r.good = max(r.good, t.placedAt)
+	if t.placedAt > v.Health.FailAt {
+		v.Health.FailAt = 0
+	}
 	if !t.Work.Whole {
 		p.learnFirst(now, t, v)
 	}

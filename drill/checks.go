@@ -348,7 +348,7 @@ func checkAnchors(r *record, e *Expect) (bool, string) {
 }
 
 // retry_spread: repeats are spread, not in step: the busiest 100 ms holds at
-// most `max` of all repeats.
+// most `max` of all repeats. There have to be args.least of them.
 func checkRetrySpread(r *record, e *Expect) (bool, string) {
 	slots, n, most := map[int]int{}, 0, 0
 	for _, c := range r.pick(e) {
@@ -358,8 +358,8 @@ func checkRetrySpread(r *record, e *Expect) (bool, string) {
 			most = max(most, slots[int(c.Sent*10)])
 		}
 	}
-	if n < 10 {
-		return true, fmt.Sprintf("%d repeats: too few to be in step", n)
+	if least := max(10, e.Args["least"]); float64(n) < least {
+		return false, fmt.Sprintf("%d repeats show nothing, %g are needed", n, least)
 	}
 	return inRange(e, float64(most)/float64(n)), fmt.Sprintf("%d repeats, the busiest 100 ms holds %d; wanted %s", n, most, limits(e))
 }

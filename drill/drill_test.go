@@ -73,6 +73,7 @@ func TestChecksCanFail(t *testing.T) {
 		{"no account on the page", nil, Expect{Check: "accounts_zero"}, false},
 		{"a state never seen", nil, Expect{Check: "state", State: "up"}, false},
 		{"no reading of the state", nil, Expect{Check: "no_state", State: "up"}, false},
+		{"no repeat at all is no spread", []*Call{good}, Expect{Check: "retry_spread", Max: &one}, false},
 		{"no answer with anchors", []*Call{good}, Expect{Check: "anchors", Min: &one}, false},
 	} {
 		rec := &record{st: &stage{sc: &Scenario{}}, calls: c.calls, final: map[string]float64{}}

@@ -413,5 +413,7 @@ func (st *stage) close() {
 	for _, s := range st.services {
 		s.down()
 	}
-	os.RemoveAll(st.dir)
+	if os.Getenv("PENSTOCK_DRILL_KEEP") == "" { // kept for a look at the routers' logs
+		os.RemoveAll(st.dir)
+	}
 }

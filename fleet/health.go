@@ -68,6 +68,7 @@ type Health struct {
 	Until  float64  // when an ejection or back-off ends
 	Share  float64  // 0..1 of its capacity that may be used now (ramp)
 	Fails  int      // consecutive failures
+	FailAt float64  // when the last failure was; 0 = it has answered a later request
 	Flaps  int      // ejections without a long good time between them
 
 	ProbeFails int     // consecutive failed probes

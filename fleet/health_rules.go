@@ -75,6 +75,7 @@ func (h *Health) Apply(now float64, e Evidence, retryAfter float64, r *HealthRul
 		return h.busy(now, retryAfter, r)
 	case EvidenceReset, EvidenceFirstTimeout, EvidenceStatus5xx, EvidenceProtocol:
 		h.Fails++
+		h.FailAt = now
 		if h.Fails >= r.Fails || h.State == StateTrial {
 			return h.eject(now, e, r)
 		}
@@ -230,3 +231,34 @@ func (h *Health) Moved(now float64) bool {
 	h.Until = 0
 	return true
 }
+
+// doubtFor is how long a failure makes a replica a bad place for what has
+// failed elsewhere already, seconds.
+const doubtFor = 1.0
+
+// Doubtful tells whether the replica failed a request a moment ago and has not
+// begun to answer a later one. An
+// ordinary request may go there (one failure is no proof), but the last attempt
+// of a request that has just failed elsewhere is not to be spent on it.
+func (h *Health) Doubtful(now float64) bool {
+	if h.State == StateEjected {
+		switch h.Reason {
+		case EvidenceReset, EvidenceFirstTimeout, EvidenceStatus5xx, EvidenceProtocol:
+			return true
+		}
+		return false
+	}
+	return h.FailAt > 0 && now-h.FailAt < doubtFor
+}
+
+// earlyAfter is how long a replica is left alone at least, seconds.
+const earlyAfter = 1.0
+
+// Early tells whether an ejected replica may be tried before its time is over,
+// when no other is left: its process is not known to be gone.
+func (h *Health) Early(now float64) bool {
+	return h.State == StateEjected && !hard(h.Reason) && now-h.Since >= earlyAfter && now < h.Until
+}
+
+// Try ends an ejection early, see Early.
+func (h *Health) Try(now float64) { h.set(now, StateTrial, h.Reason) }

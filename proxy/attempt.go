@@ -29,6 +29,7 @@ func (f *flight) serve() {
 	defer f.dropSaved()
 	allowed := max(1, f.p.opt.Attempts-int(min(f.req.retries, 8)))
 	refused := 0
+	paid := false // the budget allowed an attempt that is not made yet
 	var last result
 	for i := 0; ; {
 		f.pool = f.targets[i].pool
@@ -40,6 +41,10 @@ func (f *flight) serve() {
 			return
 		case d.Verdict == admission.Shed:
 			f.reason = d.Reason
+			if paid {
+				f.unused()
+				paid = false
+			}
 			if i+1 < len(f.targets) && elsewhere(d.Reason) {
 				i++
 				continue
@@ -54,8 +59,13 @@ func (f *flight) serve() {
 			f.refuse(d, last)
 			return
 		}
+		if paid {
+			f.p.metrics.failovers[last.evidence].Inc()
+			paid = false
+		}
 		f.predicted = d.TTFT
 		f.replica = r
+		began := f.p.now()
 		if r == nil { // left between the decision and now
 			last = result{kind: failed, evidence: fleet.EvidenceRefused}
 		} else {
@@ -114,8 +124,8 @@ func (f *flight) serve() {
 		}
 		w.Exclude[w.Excluded] = d.Replica
 		w.Excluded++
-		f.p.metrics.failovers[last.evidence].Inc()
-		f.backOff(last.evidence)
+		paid = true
+		f.backOff(last.evidence, began)
 	}
 }
 
@@ -134,6 +144,15 @@ func elsewhere(r admission.Reason) bool {
 }
 
 func (f *flight) budget() bool { return f.budgetOf(f.pool) }
+
+// unused gives back what budget allowed: no replica took the attempt.
+func (f *flight) unused() {
+	if b := f.pool.opt.Budget; b != nil {
+		f.pool.mu.Lock()
+		b.Unused()
+		f.pool.mu.Unlock()
+	}
+}
 
 func (f *flight) budgetOf(pl *pool) bool {
 	b := pl.opt.Budget

@@ -11,28 +11,62 @@ import (
 // doubles with each attempt.
 const failoverSpread = 25 * time.Millisecond
 
+// proofWait bounds the wait for a sign that what failed is one replica and not
+// all of them; proofLook is how often it is looked for.
+const (
+	proofWait = 150 * time.Millisecond
+	proofLook = 5 * time.Millisecond
+)
+
 // backOff spreads what was refused together, so that it does not come to the
 // next replica in step. Who reached nobody, or waited already, goes on at once.
-func (f *flight) backOff(e fleet.Evidence) {
+// The last attempt after a server error is not spent before another replica was
+// seen to answer, if that is soon: when all fail, the client's own repeat in a
+// second is worth more than an attempt now. began is when the attempt did.
+func (f *flight) backOff(e fleet.Evidence, began float64) {
 	switch e {
 	case fleet.EvidenceRefused, fleet.EvidenceFirstTimeout, fleet.EvidenceStalled, fleet.EvidenceDraining:
 		return
 	}
 	wait := time.Duration(rand.Float64() * float64(failoverSpread<<min(f.attempts, 4)))
-	if by := f.deadlineAt; !by.IsZero() {
-		wait = min(wait, time.Until(by)/4)
+	most := wait
+	if e == fleet.EvidenceStatus5xx || e == fleet.EvidenceReset || e == fleet.EvidenceProtocol {
+		most += proofWait
 	}
-	if by := f.climb.rungBy; !by.IsZero() {
-		wait = min(wait, time.Until(by)/4)
+	for _, by := range [...]time.Time{f.deadlineAt, f.climb.rungBy} {
+		if !by.IsZero() {
+			most = min(most, time.Until(by)/4)
+		}
 	}
-	if wait <= 0 {
-		return
+	wait = min(wait, most)
+	for wait > 0 {
+		if !f.pause(wait) {
+			return
+		}
+		if most -= wait; most <= 0 || f.proven(began) {
+			return
+		}
+		wait = min(proofLook, most)
 	}
-	t := time.NewTimer(wait)
+}
+
+// proven asks the pool's core, see admission.Pool.Proven.
+func (f *flight) proven(since float64) bool {
+	f.pool.mu.Lock()
+	defer f.pool.mu.Unlock()
+	return f.pool.core.Proven(f.p.now(), since, &f.ticket.Work)
+}
+
+// pause waits; false means that the request was cancelled meanwhile (the next
+// step finds out why).
+func (f *flight) pause(d time.Duration) bool {
+	t := time.NewTimer(d)
 	defer t.Stop()
 	select {
 	case <-t.C:
-	case <-f.wake: // cancelled; the next step finds out why
+		return true
+	case <-f.wake:
 		f.signal()
+		return false
 	}
 }

@@ -6,8 +6,10 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -512,4 +514,59 @@ func TestRedirectIsNotPassedOn(t *testing.T) {
 	if a := g.do(post("/v1/chat/completions/", plainBody)); a.status != 404 || !strings.Contains(a.body, `"code":"not_found"`) {
 		t.Fatalf("trailing slash: %d %s", a.status, a.body)
 	}
+}
+
+// All replicas fail for a moment under load: a request that has an attempt left
+// is not spent on it. The client is told to come again, each at a time of its
+// own, and does so with success.
+func TestAllFailForAMoment(t *testing.T) {
+	var broken atomic.Bool
+	h := func(c *fakeConn) {
+		if broken.Load() {
+			c.json(502, `{"error":{"message":"x"}}`, "")
+			return
+		}
+		ok(c)
+	}
+	r1, r2 := newFakeReplica(t, h), newFakeReplica(t, h)
+	g := newRig(t, []*fakeReplica{r1, r2}, func(o *Options, _ *admission.Config) {
+		o.Pools[0].Budget = admission.NewAttemptBudget(admission.BudgetConfig{})
+	})
+	for range 100 {
+		g.do(chat(plainBody))
+	}
+	broken.Store(true)
+	before := len(r1.requests()) + len(r2.requests())
+	var wg sync.WaitGroup
+	answers := make([]answer, 40)
+	for i := range answers {
+		wg.Go(func() { answers[i] = g.do(chat(plainBody)) })
+	}
+	wg.Wait()
+	waits := map[string]bool{}
+	told := 0
+	for _, a := range answers {
+		if a.status != 502 {
+			t.Fatalf("%d %s", a.status, a.body)
+		}
+		if a.headers.Get("X-Should-Retry") == "true" {
+			told++
+			waits[a.headers.Get("Retry-After-Ms")] = true
+			if n, err := strconv.Atoi(a.headers.Get("Retry-After")); err != nil || n < 1 {
+				t.Errorf("told to come again without a time: %v", a.headers)
+			}
+		}
+	}
+	n := len(r1.requests()) + len(r2.requests()) - before
+	if want := 80 - told; n > want {
+		t.Errorf("%d attempts, but %d requests have one left", n, told)
+	}
+	if told < 20 || len(waits) < told/2 {
+		t.Errorf("%d of 40 told to come again, at %d different times", told, len(waits))
+	}
+	broken.Store(false)
+	if a := g.do(chat(plainBody, "X-Stainless-Retry-Count: 1")); a.status != 200 {
+		t.Errorf("the repeat: %d %s", a.status, a.body)
+	}
+	g.settled()
 }

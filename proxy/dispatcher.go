@@ -86,7 +86,11 @@ func (pl *pool) admit(f *flight) (d admission.Decision, r *replica) {
 	f.decided = false
 	w, b := &t.Work, &f.body
 	if b := pl.opt.Budget; b != nil && w.Excluded == 0 {
-		b.Request(now)
+		if f.req.retries > 0 {
+			b.Repeated(now)
+		} else {
+			b.Request(now)
+		}
 	}
 	w.Prompt = pl.core.EstimatePrompt(w.Model, b.ASCII, b.Other) + b.TokenIDs
 	w.Tokens = b.TokensPerBlock(w.Prompt)

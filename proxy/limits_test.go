@@ -325,6 +325,12 @@ type panickyBudget struct{}
 func (panickyBudget) Request(float64)    { panic("test") }
 func (panickyBudget) Retry(float64) bool { return true }
 
+func (panickyBudget) Repeated(float64) {}
+
+func (panickyBudget) Unused() {}
+
+func (panickyBudget) Later(float64) (float64, bool) { return 1, true }
+
 func TestDecisionLog(t *testing.T) {
 	r := newFakeReplica(t, ok)
 	g := newRig(t, []*fakeReplica{r})

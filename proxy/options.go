@@ -36,6 +36,7 @@ type Core interface {
 	Advance(now float64, out []*admission.Ticket) []*admission.Ticket
 	Revoked(out []*admission.Ticket) []*admission.Ticket
 	NextWake(now float64) float64
+	Proven(now, since float64, w *fleet.Work) bool
 	View() *fleet.View
 	EstimatePrompt(model uint32, ascii, other int) int
 }
@@ -43,8 +44,11 @@ type Core interface {
 // Budget bounds attempts over requests of a pool (degradation.md, 5). It is
 // called under the pool's mutex. nil = no bound but AttemptsPerRequest.
 type Budget interface {
-	Request(now float64)    // a request begins
-	Retry(now float64) bool // may one more attempt than requests be sent?
+	Request(now float64)                       // a request begins
+	Repeated(now float64)                      // a client repeats one (X-Stainless-Retry-Count above 0)
+	Retry(now float64) bool                    // may one more attempt than requests be sent?
+	Unused()                                   // what Retry allowed last was not sent
+	Later(now float64) (wait float64, ok bool) // in how many seconds may a client repeat what failed?
 }
 
 // Options says how a Proxy works. The zero value of a field means its

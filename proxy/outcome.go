@@ -88,8 +88,28 @@ func (f *flight) giveUp(last result) {
 		return
 	}
 	e := wire.NewError(wire.CodeUpstreamError, "%s", upstreamFailure(last.evidence))
-	e.Retry = f.attempts < f.p.opt.Attempts && last.evidence == fleet.EvidenceRefused
+	f.allowRepeat(e)
 	f.fail(e)
+}
+
+// allowRepeat tells the client when to come again if the request has an attempt
+// left that the router does not make itself: no good replica is there now, or
+// what fails together would be more than the attempt budget.
+func (f *flight) allowRepeat(e *wire.Error) {
+	if f.pool == nil || f.attempts+int(f.req.retries) >= f.p.opt.Attempts {
+		return
+	}
+	wait := 1.0
+	if b := f.pool.opt.Budget; b != nil {
+		f.pool.mu.Lock()
+		w, ok := b.Later(f.p.now())
+		f.pool.mu.Unlock()
+		if !ok {
+			return
+		}
+		wait = w
+	}
+	e.Retry, e.RetryAfter = true, wait*(1+0.4*rand.Float64())
 }
 
 func upstreamFailure(ev fleet.Evidence) string {

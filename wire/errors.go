@@ -60,7 +60,7 @@ var errorTable = []ErrorEntry{
 	{CodeBudgetExceeded, 429, "rate_limit_error", "rate_limit_error", false, 60, false, "the tenant's token budget for the window is spent"},
 	{CodeRetryStorm, 429, "rate_limit_error", "rate_limit_error", false, 10, false, "more than 2 repeats of the same request within 10 s of a degraded or shed answer"},
 	{CodeInternal, 500, "server_error", "api_error", false, 0, false, "a defect in the router itself; the request was not answered"},
-	{CodeUpstreamError, 502, "server_error", "api_error", false, 0, false, "every permitted attempt failed"},
+	{CodeUpstreamError, 502, "server_error", "api_error", false, 0, false, "every permitted attempt failed, or no good replica was left for another; then, while the request has an attempt left, `x-should-retry: true` and a Retry-After that spreads what failed together"},
 	{CodeUpstreamStreamFailed, 502, "server_error", "api_error", true, 0, false, "SSE event: the replica failed after the first byte"},
 	{CodeStreamIntegrity, 502, "server_error", "api_error", true, 0, false, "SSE event: the replica sent a stream that breaks its protocol"},
 	{CodeCapacityExhausted, 503, "server_error", "overloaded_error", false, 1, true, "the token-work budget is full for this class and it cannot be reached in the allowed wait"},
@@ -84,8 +84,9 @@ type Error struct {
 	Message string
 	Param   string // the body key at fault, "" = null
 
-	// RetryAfter is seconds until a repeat makes sense. It is only rendered
-	// for statuses 429 and 503; 0 there means 1 s.
+	// RetryAfter is seconds until a repeat makes sense. It is always rendered
+	// for statuses 429 and 503, where 0 means 1 s, and for others when it is set
+	// and a repeat is recommended.
 	RetryAfter float64
 	Retry      bool // x-should-retry
 
@@ -119,10 +120,10 @@ func ServiceUnavailable(name, format string, args ...any) *Error {
 func (e *Error) Error() string { return e.Code + ": " + e.Message }
 
 // RetryHeaders are the values for the headers Retry-After, retry-after-ms and
-// x-should-retry. The first two are empty when the status is not 429 or 503.
+// x-should-retry. The first two are empty when the error owes none.
 func (e *Error) RetryHeaders() (after, afterMs, should string) {
 	should = strconv.FormatBool(e.Retry)
-	if e.Status != 429 && e.Status != 503 {
+	if e.Status != 429 && e.Status != 503 && !(e.Retry && e.RetryAfter > 0) {
 		return "", "", should
 	}
 	s := e.RetryAfter

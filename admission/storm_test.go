@@ -1,0 +1,159 @@
+package admission
+
+import (
+	"testing"
+
+	"github.com/penstock/penstock/fleet"
+)
+
+// Whatever fails together, the repeats that clients are told to make come one
+// after another, and with the router's own attempts they keep the bound.
+func TestRepeatsOfWhatFailedTogetherAreSpread(t *testing.T) {
+	b := NewAttemptBudget(BudgetConfig{})
+	for i := range 600 {
+		b.Request(float64(i) / 60)
+	}
+	last, first := 0.0, 0.0
+	for i := range 100 {
+		wait, ok := b.Later(10)
+		if !ok || wait < laterLeast || i > 0 && wait <= last {
+			t.Fatalf("repeat %d: in %v s, the one before in %v (%v)", i, wait, last, ok)
+		}
+		if i == 0 {
+			first = wait
+		}
+		last = wait
+	}
+	if last-first < 1 || last > 10 {
+		t.Errorf("100 repeats come from %.2f to %.2f s: in step, or much later than the budget asks", first, last)
+	}
+	// They are extra attempts when they come, and leave that much less to the router.
+	for range 100 {
+		b.Repeated(10)
+	}
+	allowed := 0
+	for b.Allow(10) {
+		allowed++
+	}
+	if allowed > 20 {
+		t.Errorf("the router may make %d attempts more after 100 repeats of 600 requests", allowed)
+	}
+	b.Unused()
+	if !b.Allow(10) || b.Allow(10) {
+		t.Error("an attempt that was not made is not given back, or more than it")
+	}
+}
+
+func TestNoPromiseFurtherAwayThanAClientWaits(t *testing.T) {
+	b := NewAttemptBudget(BudgetConfig{Floor: 1})
+	refused := 0
+	for range 500 {
+		if wait, ok := b.Later(5); !ok {
+			refused++
+		} else if wait > laterMost {
+			t.Fatalf("told to come in %v s", wait)
+		}
+	}
+	if refused < 300 {
+		t.Errorf("only %d of 500 refused at one attempt a second", refused)
+	}
+	if wait, ok := b.Later(500); !ok || wait > 2 {
+		t.Errorf("long after it: %v %v", wait, ok)
+	}
+}
+
+// A repeat that was never promised (its first was shed) had no attempt yet.
+func TestARepeatOfAShedRequestIsNoExtraAttempt(t *testing.T) {
+	b := NewAttemptBudget(BudgetConfig{})
+	for range 100 {
+		b.Repeated(1)
+	}
+	if requests, extra, _ := b.Totals(1); requests != 100 || extra != 0 {
+		t.Errorf("%v requests, %v extra attempts", requests, extra)
+	}
+}
+
+// A second attempt is not spent on a replica that fails as well just now; an
+// ordinary request goes there.
+func TestASecondAttemptAvoidsWhoFailsToo(t *testing.T) {
+	p := pool(t, Config{}, 2)
+	fail := func(now float64, id fleet.ID) {
+		for {
+			x := request(10)
+			d := p.Admit(now, x)
+			e := End{Outcome: Cancelled}
+			if d.Replica == id {
+				e = End{Outcome: Failed, Evidence: fleet.EvidenceStatus5xx}
+			}
+			p.Done(now, x, e)
+			if d.Replica == id {
+				return
+			}
+		}
+	}
+	fail(1, 2)
+	again := request(10)
+	again.Work.Exclude[0], again.Work.Excluded = 1, 1
+	if d := p.Admit(1.1, again); d.Verdict != Shed || d.Reason != ReasonExhausted {
+		t.Fatalf("0.1 s after replica 2 failed: %+v", d)
+	}
+	if !p.Proven(1.1, 1, &again.Work) {
+		t.Error("no place without doubt: there is nothing to wait for")
+	}
+	// It answers a later request: no doubt any more.
+	for {
+		x := request(10)
+		if d := p.Admit(1.2, x); d.Replica != 2 {
+			p.Done(1.2, x, End{Outcome: Cancelled})
+			continue
+		}
+		if p.Proven(1.25, 1.19, &fleet.Work{Model: x.Work.Model, Exclude: [4]fleet.ID{1}, Excluded: 1}) != true {
+			t.Error("replica 2 is in doubt, the only other is excluded: nothing to wait for")
+		}
+		p.First(1.3, x)
+		if !p.Proven(1.3, 1.19, &again.Work) {
+			t.Error("replica 2 answers, and that is no proof")
+		}
+		p.Done(1.4, x, End{Outcome: Finished})
+		break
+	}
+	if d := p.Admit(1.5, again); d.Verdict != Placed || d.Replica != 2 {
+		t.Errorf("replica 2 works again: %+v", d)
+	}
+	p.Done(1.6, again, End{Outcome: Finished})
+	// And a failure is forgotten by time alone.
+	fail(3, 2)
+	late := request(10)
+	late.Work.Exclude[0], late.Work.Excluded = 1, 1
+	if d := p.Admit(4.1, late); d.Verdict != Placed {
+		t.Errorf("1.1 s after a single failure: %+v", d)
+	}
+}
+
+// When every replica is ejected as hung, none is left alone for its whole
+// ejection: one request at a time tries.
+func TestAllOutIsTriedEarly(t *testing.T) {
+	p := pool(t, Config{}, 2)
+	p.Evidence(19, 1, fleet.EvidenceStalled)
+	p.Evidence(19, 2, fleet.EvidenceStalled) // both for 5 s
+	if d := p.Admit(19.5, request(10)); d.Verdict == Placed {
+		t.Fatalf("half a second after it hung: %+v", d)
+	}
+	p.Advance(20.2, nil)
+	a, b := request(10), request(10)
+	if d := p.Admit(20.5, a); d.Verdict != Placed {
+		t.Fatalf("a second later nobody tries: %+v, %+v", d, p.View().Replicas)
+	}
+	if d := p.Admit(20.5, b); d.Verdict == Placed && d.Replica == a.Decision.Replica {
+		t.Errorf("two at once at a replica that was hung: %+v", d)
+	}
+	if p.Stats().Panics == 0 {
+		t.Error("it is not counted")
+	}
+	p.First(20.6, a)
+	p.Done(20.7, a, End{Outcome: Finished})
+	p.Advance(20.8, nil)
+	if d := b.Decision; d.Verdict != Placed || d.Replica != a.Decision.Replica {
+		t.Errorf("it answered, and is not used: %+v", d)
+	}
+}
