@@ -9,6 +9,7 @@ import (
 	"github.com/penstock/penstock/admission"
 	"github.com/penstock/penstock/fleet"
 	"github.com/penstock/penstock/internal/mutant"
+	"github.com/penstock/penstock/internal/ownfault"
 	"github.com/penstock/penstock/wire"
 )
 
@@ -230,9 +231,10 @@ func (f *flight) attempt(r *replica, d *admission.Decision) result {
 				if f.why() != causeNone {
 					return result{kind: cancelled}
 				}
-				if f.late() {
+				if f.late() || ownfault.Is(err) {
 					// Cut short by the request's own deadline, which may be a
-					// millisecond: that says nothing of the replica.
+					// millisecond, or for want of a file descriptor here: that
+					// says nothing of the replica.
 					return result{kind: failed, evidence: fleet.EvidenceOK}
 				}
 				return result{kind: failed, evidence: fleet.EvidenceRefused}

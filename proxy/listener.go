@@ -9,6 +9,10 @@ import (
 	"sync/atomic"
 	"syscall"
 	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/penstock/penstock/internal/ownfault"
 )
 
 // clientConn is one client's connection as fasthttp sees it.
@@ -49,11 +53,25 @@ type proxyListener struct {
 }
 
 func (l *proxyListener) Accept() (net.Conn, error) {
+	wait := time.Duration(0)
 	for {
 		c, err := l.Listener.Accept()
 		if err != nil {
-			return nil, err
+			if !passing(err) {
+				return nil, err
+			}
+			// fasthttp would end the server. What is out comes back when other
+			// connections end.
+			wait = min(max(2*wait, 5*time.Millisecond), time.Second)
+			l.p.log.Error("cannot accept connections now", zap.Error(err), zap.Int64("connections", l.p.open.Load()))
+			select {
+			case <-l.p.stop:
+				return nil, err
+			case <-time.After(wait):
+			}
+			continue
 		}
+		wait = 0
 		if n := l.p.open.Add(1); n > int64(l.p.opt.MaxConnections) {
 			l.p.open.Add(-1)
 			l.p.refuseConnection(c)
@@ -61,6 +79,11 @@ func (l *proxyListener) Accept() (net.Conn, error) {
 		}
 		return l.p.wrap(c), nil
 	}
+}
+
+// passing tells whether accepting may work again later.
+func passing(err error) bool {
+	return ownfault.Is(err) || errors.Is(err, syscall.ECONNABORTED) || errors.Is(err, syscall.EINTR) || errors.Is(err, syscall.EPROTO)
 }
 
 // wrap registers c with the watcher and puts TLS on it when configured.

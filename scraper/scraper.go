@@ -19,6 +19,7 @@ import (
 
 	"github.com/penstock/penstock/fleet"
 	"github.com/penstock/penstock/internal/mutant"
+	"github.com/penstock/penstock/internal/ownfault"
 	"github.com/penstock/penstock/telemetry"
 )
 
@@ -299,7 +300,9 @@ func (p *replica) scrapeLoop() {
 			if last.Broken = true; seen {
 				o.Sink.Observe(p.ID, last)
 			}
-			o.Sink.Evidence(p.ID, fleet.EvidenceScrapeFailed)
+			if !ownfault.Is(err) {
+				o.Sink.Evidence(p.ID, fleet.EvidenceScrapeFailed)
+			}
 			continue
 		}
 		q.worked()
@@ -373,7 +376,9 @@ func (p *replica) probeLoop() {
 			p.rediscover() // it may be another server, with other models
 		}
 		bad = err != nil
-		o.Sink.Evidence(p.ID, evidence)
+		if !ownfault.Is(err) {
+			o.Sink.Evidence(p.ID, evidence)
+		}
 	}
 }
 

@@ -68,6 +68,10 @@ func newApp(src config.Source, cfg *config.Config, logs loggers) (*app, error) {
 	}
 	o := proxyOptions(cfg, a.budgets)
 	o.Log, o.Access, o.Metrics, o.Now = log, logs.access, a.metrics, a.now
+	if o.MaxConnections = connectionsFor(o.MaxConnections, openFiles()); o.MaxConnections < cfg.Limits.MaxConnections {
+		log.Info("fewer client connections are taken than limits.max_connections says: the process may not open more files (LimitNOFILE, ulimit -n)",
+			zap.Int("connections", o.MaxConnections), zap.Uint64("files", openFiles()))
+	}
 	if cfg.TLS.CertFile != "" {
 		o.TLS = &tls.Config{MinVersion: tls.VersionTLS12, NextProtos: []string{"http/1.1"},
 			GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return a.cert.Load(), nil }}

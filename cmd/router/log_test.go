@@ -55,3 +55,15 @@ func TestOtherLinesThatRepeatAreThinned(t *testing.T) {
 		}
 	}
 }
+
+func TestConnectionsFitTheOpenFiles(t *testing.T) {
+	for _, c := range []struct {
+		configured int
+		files      uint64
+		want       int
+	}{{262144, 0, 262144}, {262144, 1 << 20, 262144}, {262144, 20000, 9936}, {100, 1024, 100}, {1000, 1024, 448}, {262144, 64, 16}, {262144, 1<<64 - 1, 262144}} {
+		if got := connectionsFor(c.configured, c.files); got != c.want {
+			t.Errorf("%d connections with %d files: %d, want %d", c.configured, c.files, got, c.want)
+		}
+	}
+}

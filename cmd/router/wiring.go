@@ -13,6 +13,20 @@ import (
 	"github.com/penstock/penstock/proxy"
 )
 
+// ownFiles is what is kept free of the process's limit of open files, for
+// listeners, scrapes and logs.
+const ownFiles = 128
+
+// connectionsFor bounds the client connections by the limit of open files:
+// each may need another one to a replica, and a router without file descriptors
+// can serve nobody.
+func connectionsFor(configured int, files uint64) int {
+	if files == 0 || uint64(configured) <= files/2 && uint64(2*configured)+ownFiles <= files {
+		return configured
+	}
+	return max(16, int(min(files, 1<<30)-min(files, ownFiles))/2)
+}
+
 // loggers write to standard error. The access log is complete; of the rest,
 // what repeats a thousand times a second is thinned, so that an error does not
 // become the load: the first hundred of each kind in a second, then every
