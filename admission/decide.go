@@ -255,11 +255,12 @@ type limits struct {
 	elapsed float64 // of it, gone by (0 for a patient class)
 	itl     float64 // +Inf = none
 	margin  float64 // factor on predictions of TTFT
+	steps   float64 // and what is added to them, in steps of the engine
 }
 
 func (p *Pool) limitsOf(now float64, w *fleet.Work) limits {
 	cl := &p.cfg.Classes[w.Class]
-	l := limits{ttft: cl.Objective.Limit(w.Prompt), itl: math.Inf(1), margin: math.Exp(p.margin)}
+	l := limits{ttft: cl.Objective.Limit(w.Prompt), itl: math.Inf(1), margin: math.Exp(p.margin), steps: p.late}
 	if !cl.Patient {
 		l.elapsed = now - w.Arrived
 	}
@@ -275,23 +276,25 @@ func (p *Pool) limitsOf(now float64, w *fleet.Work) limits {
 // replica, which would spread the harm over all of them.
 const aloneSlack = 8
 
-// A prediction has to keep the objective with this to spare: what is placed at
-// the last moment misses it by the error of the prediction. For the first token
-// that error is measured (learnMargin).
-const (
-	marginFixed = 0.01 // seconds
-)
+// spare is the time to the first token, seconds, that a prediction t has to
+// keep the objective with: what is placed at the last moment misses it by the
+// error of the prediction, which is measured (learnMargin): a factor, and some
+// steps of the engine, in which all work begins and ends.
+func (l *limits) spare(t float64, pr *scorer.Prediction) float64 {
+	return l.margin*t + l.steps*pr.ITL
+}
 
 // over is by how much a prediction misses the limits, seconds of TTFT; ok
 // tells whether the replica takes the request.
 //
 // late tells that not even the end of all prefills before it would be in time.
 func (l *limits) over(v *fleet.Replica, pr *scorer.Prediction) (over float64, ok, late bool) {
-	lost := l.margin*pr.Alone+marginFixed > l.ttft
+	alone := l.spare(pr.Alone, pr)
+	lost := alone > l.ttft
 	if lost {
 		over = max(0, pr.TTFT-(aloneSlack*pr.Alone-l.elapsed))
 	} else {
-		over = max(0, l.margin*pr.TTFT+marginFixed-(l.ttft-l.elapsed))
+		over = max(0, l.spare(pr.TTFT, pr)-(l.ttft-l.elapsed))
 	}
 	requests := v.Own.Requests + v.Peers.Requests + v.Other.Requests
 	switch {
@@ -301,7 +304,7 @@ func (l *limits) over(v *fleet.Replica, pr *scorer.Prediction) (over float64, ok
 		// Nothing is known of it yet: a guess must not keep traffic from it.
 		return 0, requests < 2*v.Profile.MaxSeqs, false
 	}
-	late = !lost && l.margin*pr.Alone+marginFixed > l.ttft-l.elapsed
+	late = !lost && alone > l.ttft-l.elapsed
 	return over, over == 0 && (lost || pr.KVOver == 0 && pr.ITL <= l.itl), late
 }
 
@@ -347,13 +350,15 @@ func (p *Pool) choose(now float64, t *Ticket) (chosen int, late bool) {
 		return best, false
 	}
 	if fit < 0 {
+		t.okAt = 0
 		return -1, late
 	}
-	// A replica over its limit is still the cheapest: wait for it, a little.
+	// A replica over its limit is still the cheapest: wait for it, a little, and
+	// leave the other one to whom it is the cheapest.
 	if t.okAt == 0 {
 		t.okAt = now
 	}
-	if now-t.okAt < p.cfg.WarmWait && p.cfg.Classes[t.Work.Class].Wait != 0 {
+	if p.warmOnly || now-t.okAt < p.cfg.WarmWait && p.cfg.Classes[t.Work.Class].Wait != 0 {
 		return -1, false
 	}
 	return fit, false

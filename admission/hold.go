@@ -117,7 +117,7 @@ func (h *heldQueue) serve(class int, tenant uint32, work float64) {
 	}
 }
 
-// due tells whether a class may have its turn by its minimum share.
+// waited tells whether a class may have its turn by its minimum share.
 func (h *heldQueue) due(class int) bool {
 	b := &h.bands[class]
 	return b.count > 0 && b.credit >= b.first.work
@@ -454,48 +454,103 @@ func (p *Pool) serveHeld(now float64, out []*Ticket) []*Ticket {
 // is kept for it.
 const starved = 64
 
+// serveBand places what can be placed of one band. First each of those looked
+// at may only go where it costs least: a replica that comes free is to go to a
+// request that is warm there, not to the first that it would do for. What is
+// free after that is given to those that waited for a warmer one long enough,
+// but not before a look further down the queue for others that are warm there:
+// a prompt that is computed once more costs as much as several that are not.
 func (p *Pool) serveBand(now float64, class, most int, out []*Ticket) []*Ticket {
-	var block *replica
+	l := look{p: p, now: now, out: out}
 	for most > 0 {
+		l.most, l.placed, l.shed, l.failed, l.due = most, 0, 0, 0, false
 		list := p.held.look(class, p.cfg.LookAhead)
-		placed, failed, shed := 0, 0, 0
-		for _, t := range list {
-			if placed >= most {
-				break
+		n := len(list)
+		l.pass(list, true)
+		if l.due {
+			if n == p.cfg.LookAhead {
+				before, failed := l.placed, l.failed
+				more := p.held.look(class, deeper*n)
+				l.pass(more[min(n, len(more)):], true)
+				l.due, l.failed = l.placed == before, failed
 			}
-			why := p.tryOne(now, t, block)
-			switch {
-			case why == tryPlaced:
-				placed++
-				out = append(out, t)
-				// Those looked at before it in vain were passed by.
-				for _, o := range list {
-					if o == t {
-						break
-					}
-					if o.phase == phaseHeld {
-						o.passed++
-					}
-				}
-			case why == tryFull:
-				failed++
-				if failed == 1 && t.passed >= starved && block == nil && p.worthKeeping(now, t) {
-					block = p.keepFor(now, t)
-				}
-			case why == tryLate:
-				p.shedHeld(now, t, ReasonCapacity)
-				shed++
-			default:
-				p.shedHeld(now, t, Reason(why))
-				shed++
+			if l.due {
+				l.pass(p.held.look(class, n), false)
 			}
 		}
-		most -= placed
-		if placed+shed == 0 || failed >= p.cfg.LookAhead/2 || len(list) < p.cfg.LookAhead {
+		most -= l.placed
+		if l.placed+l.shed == 0 || l.failed >= p.cfg.LookAhead/2 || n < p.cfg.LookAhead {
 			break
 		}
 	}
-	return out
+	return l.out
+}
+
+// deeper is how many times LookAhead is looked at before a replica is given to
+// a request that is cold there.
+const deeper = 4
+
+// look is one look at the held requests of a band.
+type look struct {
+	p                    *Pool
+	now                  float64
+	most                 int // placements left
+	placed, shed, failed int
+	due                  bool // some may go to a replica that is not the best for it
+	block                *replica
+	out                  []*Ticket
+}
+
+// pass tries the tickets of list in order. When warm, each may only go where it
+// costs least.
+func (l *look) pass(list []*Ticket, warm bool) {
+	p := l.p
+	p.warmOnly = warm
+	for _, t := range list {
+		if l.placed >= l.most {
+			break
+		}
+		if !warm && !t.waited(l.now, p.cfg.WarmWait) {
+			continue
+		}
+		switch why := p.tryOne(l.now, t, l.block); why {
+		case tryPlaced:
+			l.placed++
+			l.out = append(l.out, t)
+			passBy(list, t)
+		case tryFull:
+			l.failed++
+			if l.failed == 1 && t.passed >= starved && l.block == nil && p.worthKeeping(l.now, t) {
+				l.block = p.keepFor(l.now, t)
+			}
+			l.due = l.due || t.waited(l.now, p.cfg.WarmWait)
+		case tryLate:
+			p.shedHeld(l.now, t, ReasonCapacity)
+			l.shed++
+		default:
+			p.shedHeld(l.now, t, Reason(why))
+			l.shed++
+		}
+	}
+	p.warmOnly = false
+}
+
+// waited tells that a held ticket has waited long enough for a warmer replica than
+// the one that would take it.
+func (t *Ticket) waited(now, wait float64) bool {
+	return t.phase == phaseHeld && t.okAt != 0 && now-t.okAt >= wait
+}
+
+// passBy counts t's placement for those that were looked at before it in vain.
+func passBy(list []*Ticket, t *Ticket) {
+	for _, o := range list {
+		if o == t {
+			return
+		}
+		if o.phase == phaseHeld {
+			o.passed++
+		}
+	}
 }
 
 // tryOne places a held ticket if it can; it leaves the queue then.

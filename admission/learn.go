@@ -64,7 +64,7 @@ func (p *Pool) learnFirst(now float64, t *Ticket, v *fleet.Replica) {
 		l.plainN++
 	}
 	l.n++
-	p.learnMargin(observed / t.ttft)
+	p.learnMargin(observed, t)
 	p.countSlow(now, t, v, observed)
 	if l.plainN >= minCompare && l.obs > minSlow && math.Exp(l.plain) > p.cfg.SlowRatio/2 {
 		p.checkSlow(now, t.rep, v, math.Exp(l.plain))
@@ -96,20 +96,28 @@ func (p *Pool) learnFirst(now float64, t *Ticket, v *fleet.Replica) {
 }
 
 // learnMargin follows the quantile of observed / predicted over the whole pool
-// that admission keeps as its margin. It is common to all replicas, so it
-// moves no choice, only how much is let in.
-func (p *Pool) learnMargin(ratio float64) {
-	p.margin = follow(p.margin, math.Log(ratio), marginQuantile, marginStep, marginMax)
+// that admission keeps as its margin, and the steps that are added to it so that
+// nothing is placed too late. Both are common to all replicas, so they move no
+// choice, only how much is let in.
+func (p *Pool) learnMargin(observed float64, t *Ticket) {
+	p.margin = follow(p.margin, math.Log(observed/t.ttft), marginQuantile, marginStep, marginMin, marginMax)
+	cl := &p.cfg.Classes[t.Work.Class]
+	limit, held := cl.Objective.Limit(t.Work.Prompt), t.placedAt-t.Work.Arrived
+	if at := held + t.ttft; at < nearTTFT*limit || at > limit || cl.Patient || t.itl <= 0 || math.Abs(t.rep.learn.logTTFT) > trueTTFT {
+		return // no close decision, one that was lost, or the scales have to learn first
+	}
+	early := limit - held - observed
+	p.late = follow(p.late, p.late+lateSpare-early/t.itl, lateQuantile, lateStep, lateMin, lateMax)
 }
 
 // follow moves a running quantile by one observation.
-func follow(q, x, quantile, step, most float64) float64 {
+func follow(q, x, quantile, step, least, most float64) float64 {
 	if x > q {
 		q += step * quantile
 	} else {
 		q -= step * (1 - quantile)
 	}
-	return max(marginMin, min(most, q))
+	return max(least, min(most, q))
 }
 
 const (
@@ -118,9 +126,23 @@ const (
 	marginMin      = 0.05 // logarithms: 1.05
 	marginMax      = 0.7  // 2
 
+	lateQuantile = 0.998
+	lateStep     = 0.05
+	lateSpare    = 1.0 // steps before the objective from which a first token is too near to it
+	lateMin      = 0.5 // steps
+	lateMax      = 4.0
+
 	marginQuantileITL = 0.97
 	marginStepITL     = 0.002
 	marginMaxITL      = 0.3 // 1.35
+)
+
+// nearTTFT is the share of the TTFT objective from which a placement was a close
+// decision; trueTTFT is how far the mean of log(observed / predicted) of a
+// replica may be off for its errors to be those of the steps.
+const (
+	nearTTFT = 0.6
+	trueTTFT = 0.25
 )
 
 // nearITL is the share of the ITL objective from which a prediction teaches
@@ -306,7 +328,7 @@ func (p *Pool) learnEnd(now float64, t *Ticket, r *replica, v *fleet.Replica, e 
 	if t.itl > nearITL*p.cfg.Classes[w.Class].Objective.ITL {
 		// Only where it was a close decision: while load rises from little, every
 		// answer is slower than was predicted when it began, and none too slow.
-		p.marginITL = follow(p.marginITL, math.Log(itl/t.itl), marginQuantileITL, marginStepITL, marginMaxITL)
+		p.marginITL = follow(p.marginITL, math.Log(itl/t.itl), marginQuantileITL, marginStepITL, marginMin, marginMaxITL)
 	}
 	// Against the steps that the account says were possible meanwhile: what
 	// was predicted at placement is wrong as soon as the load changes.

@@ -67,6 +67,7 @@ type Pool struct {
 	prompt mean // tokens of the prompts placed here, for work that is seen only as a count
 
 	seed      uint64
+	warmOnly  bool    // held requests go to the replica that is best for them, or wait
 	dirty     bool    // something changed since the last look at the held queue
 	nextLook  float64 // when it is looked at again though nothing changed
 	nextTick  float64
@@ -76,6 +77,7 @@ type Pool struct {
 	revoking  bool
 	offset    float64 // learned, common to all replicas, seconds
 	margin    float64 // log of the factor on predicted TTFT in admission
+	late      float64 // by how many steps first tokens come after the prediction at worst
 	marginITL float64 // the same of ITL
 	nextScale float64
 	sorted    []float64 // scratch
@@ -96,7 +98,7 @@ func New(cfg Config) *Pool {
 	}
 	p.held.init(&p.cfg)
 	p.ctx.Par = cfg.Params
-	p.margin, p.marginITL = 0.14, 0.1
+	p.margin, p.late, p.marginITL = 0.14, 1.2, 0.1
 	p.ctx.View = &p.view
 	p.nextTick = math.Inf(-1)
 	p.nextLook = math.Inf(-1)

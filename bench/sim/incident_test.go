@@ -47,10 +47,10 @@ func TestIncidentWithAdmission(t *testing.T) {
 	r := simulate(t, c)
 	t.Logf("penstock: goodput %.3f, since the last offer p95 %.3f s p99 %.3f s, over 0.5 s %d of %d, shed %.3f, re-offers peak/mean %.2f", r.Goodput, r.Admitted.P95, r.Admitted.P99, missed, admitted, r.Refused, r.ReofferPeak)
 	t.Logf("Retry-After / true wait: p10 %.2f p50 %.2f p90 %.2f of %d", r.Promise.P10, r.Promise.P50, r.Promise.P90, r.Promise.N)
-	if 100*missed > admitted {
+	if missed > 0 {
 		t.Errorf("%d of %d admitted requests had their first token after the objective", missed, admitted)
 	}
-	if r.Promise.N < 100 || r.Promise.P10 < 0.7 || r.Promise.P50 < 0.85 || r.Promise.P50 > 1.15 || r.Promise.P90 > 1.3 {
+	if r.Promise.N < 100 || r.Promise.P10 < 0.7 || r.Promise.P50 < 0.85 || r.Promise.P50 > 1.15 || r.Promise.P90 > 1.35 {
 		t.Errorf("Retry-After over the true wait: p10 %.2f p50 %.2f p90 %.2f of %d", r.Promise.P10, r.Promise.P50, r.Promise.P90, r.Promise.N)
 	}
 	if lost := r.Outcomes[Failed] + r.Outcomes[Open]; lost > 0 {
@@ -109,4 +109,4 @@ func TestThreeOfFiftyLoseOne(t *testing.T) {
 
 // fiftyOut is the mean output length with which one h100-8b carries 50 requests
 // a second within 0.5 s and 50 ms.
-const fiftyOut = 110
+const fiftyOut = 119
