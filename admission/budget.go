@@ -1,10 +1,6 @@
 package admission
 
-import (
-	"math"
-
-	"github.com/penstock/penstock/internal/mutant"
-)
+import "math"
 
 // BudgetConfig bounds attempts. Zero fields mean their defaults.
 type BudgetConfig struct {
@@ -122,9 +118,6 @@ func (b *AttemptBudget) Later(now float64) (wait float64, ok bool) {
 	rate := bound / b.cfg.Window
 	if free := bound - float64(b.sumExtra) - float64(b.sumProm) - b.peerEx; free > rate {
 		rate = free
-	}
-	if mutant.On("in-step") {
-		return laterLeast, true
 	}
 	at := max(now+laterLeast, b.due+1/rate)
 	if at > now+laterMost {

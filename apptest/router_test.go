@@ -230,7 +230,7 @@ func (r *router) tail() string {
 
 // accounts are the gauges that have to be exactly zero when nothing runs.
 var accounts = []string{"penstock_requests_in_flight", "penstock_held_requests", "penstock_held_tokens",
-	"penstock_replica_requests_in_flight", "penstock_replica_prefill_tokens", "penstock_replica_kv_tokens"}
+	"penstock_replica_requests_in_flight", "penstock_replica_prefill_tokens", "penstock_replica_kv_tokens", "penstock_tenant_requests_in_flight"}
 
 // zeroAccounts waits until every account is exactly zero, and fails on a
 // negative one.

@@ -278,7 +278,7 @@ func checkAttemptsRatio(r *record, e *Expect) (bool, string) {
 }
 
 var accounts = []string{"penstock_requests_in_flight", "penstock_held_requests", "penstock_held_tokens", "penstock_replica_requests_in_flight",
-	"penstock_replica_prefill_tokens", "penstock_replica_kv_tokens"}
+	"penstock_replica_prefill_tokens", "penstock_replica_kv_tokens", "penstock_tenant_requests_in_flight"}
 
 func checkAccountsZero(r *record, _ *Expect) (bool, string) {
 	if r.final == nil {

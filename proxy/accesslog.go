@@ -62,7 +62,7 @@ func (f *flight) tokens() tokens {
 	switch {
 	case f.usage.Seen:
 		return tokens{prompt: f.usage.Prompt, output: f.usage.Completion, known: true, outputKnown: true}
-	case f.attempts == 0 || !f.req.kind.Generates() || !f.wrote || f.status != 200:
+	case f.attempts == 0 || !f.req.kind.Generates() || !f.wrote || f.head.status != 200 || f.firstAt == 0:
 		return tokens{}
 	}
 	_, streamed := f.ttft()

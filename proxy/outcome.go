@@ -6,6 +6,7 @@ import (
 
 	"github.com/penstock/penstock/admission"
 	"github.com/penstock/penstock/fleet"
+	"github.com/penstock/penstock/internal/mutant"
 	"github.com/penstock/penstock/wire"
 )
 
@@ -110,6 +111,9 @@ func (f *flight) allowRepeat(e *wire.Error) {
 		wait = w
 	}
 	e.Retry, e.RetryAfter = true, wait*(1+0.4*rand.Float64())
+	if mutant.On("in-step") {
+		e.RetryAfter = 1
+	}
 }
 
 func upstreamFailure(ev fleet.Evidence) string {
@@ -154,6 +158,8 @@ func (f *flight) account() {
 	if f.outcome == outcomeFinished && f.replica != nil && f.status < 400 {
 		f.forgetStorm()
 		f.accountAnswer(now)
+	} else if t := f.tokens(); t.known && f.replica != nil {
+		f.accountCut(t)
 	}
 	if p.opt.Tracer != nil && f.req.kind != wire.KindNone {
 		f.span(status)
@@ -194,6 +200,19 @@ func (f *flight) accountAnswer(now float64) {
 		p.metrics.sloMet.Inc()
 	} else {
 		p.metrics.sloMissed.Inc()
+	}
+}
+
+// accountCut counts the tokens of an answer that began and did not come whole:
+// what the client got was paid for.
+func (f *flight) accountCut(t tokens) {
+	rm := f.replica.metrics
+	rm.in.Add(t.prompt)
+	if t.outputKnown {
+		rm.out.Add(t.output)
+	}
+	if t.estimated {
+		f.p.metrics.estimated.Inc()
 	}
 }
 

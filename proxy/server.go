@@ -176,6 +176,7 @@ func New(o Options) (*Proxy, error) {
 	}
 	if o.Limits != (tenant.Limits{}) {
 		p.limiter = tenant.NewLimiter(o.Limits)
+		p.reg.Gauge(telemetry.TenantPlaces, func() float64 { return float64(p.limiter.InFlight()) })
 	}
 	p.reroute()
 	w, err := newWatcher()

@@ -24,11 +24,11 @@ var (
 	ReplicaRunning = &Def{"penstock_replica_running_requests", Gauge, []string{"replica"}, "Requests running at the replica, as scraped."}
 	ReplicaKVUsage = &Def{"penstock_replica_kv_usage_ratio", Gauge, []string{"replica"}, "KV-cache use of the replica, as scraped, 0 to 1."}
 	Ejections      = &Def{"penstock_replica_ejections_total", Counter, []string{"pool", "reason"}, "Ejections of replicas by the evidence that led to them (closed set, see fleet.Evidence)."}
-	TokensIn       = &Def{"penstock_prompt_tokens_total", Counter, []string{"replica"}, "Prompt tokens of answers, from usage, else estimated."}
+	TokensIn       = &Def{"penstock_prompt_tokens_total", Counter, []string{"replica"}, "Prompt tokens of answers, from usage, else estimated; of an answer that was cut after it began, too."}
 	TokensCached   = &Def{"penstock_prompt_cached_tokens_total", Counter, []string{"replica"}, "Prompt tokens that the replica took from its prefix cache, from usage."}
-	TokensOut      = &Def{"penstock_output_tokens_total", Counter, []string{"replica"}, "Output tokens of answers, from usage, else counted events."}
+	TokensOut      = &Def{"penstock_output_tokens_total", Counter, []string{"replica"}, "Output tokens of answers, from usage, else counted events; of an answer that was cut, those that came."}
 	TokensWasted   = &Def{"penstock_wasted_tokens_total", Counter, []string{"reason"}, "Tokens generated for an attempt that was thrown away, by reason."}
-	UsageEstimated = &Def{"penstock_usage_estimated_total", Counter, nil, "Answers without usage, whose tokens were estimated."}
+	UsageEstimated = &Def{"penstock_usage_estimated_total", Counter, nil, "Answers without usage (or cut before it), whose tokens were estimated."}
 	Integrity      = &Def{"penstock_stream_integrity_total", Counter, []string{"kind"}, "Streams that broke their protocol, by kind (closed set, see wire.Violation)."}
 	TTFT           = &Def{"penstock_ttft_seconds", Histogram, []string{"replica"}, "From the request's arrival to its first content event."}
 	ITL            = &Def{"penstock_itl_seconds", Histogram, []string{"replica"}, "Mean gap between content events of one answer."}
@@ -60,6 +60,7 @@ var (
 	RecoveryStalled = &Def{"penstock_recovery_probe_stalled", Gauge, []string{"route"}, "1 while ALERT_RECOVERY_PROBE_STALLED holds: the route's primary is well for over 60 s and still has not its full share back."}
 	RetryStorms     = &Def{"penstock_retry_storms_total", Counter, nil, "Repeats refused with ERR_RETRY_STORM_DETECTED."}
 	RateLimited     = &Def{"penstock_rate_limited_total", Counter, nil, "Requests refused by a tenant's own limit (rate or requests at a time)."}
+	TenantPlaces    = &Def{"penstock_tenant_requests_in_flight", Gauge, nil, "Requests that tenants' limits count as in the router now, all tenants together."}
 	ServiceRequests = &Def{"penstock_service_requests_total", Counter, []string{"service", "result"}, "Requests to auxiliary services by result: ok, error, refused (breaker open or limit)."}
 	SpansDropped    = &Def{"penstock_spans_dropped_total", Counter, nil, "Spans that the collector did not take, or that found the queue full."}
 	CacheBytes      = &Def{"penstock_answer_cache_bytes", Gauge, nil, "Answers held for the cached tier."}
@@ -72,4 +73,4 @@ var Defs = []*Def{Requests, Outcomes, Attempts, Failovers, Sheds, Cancellations,
 	TokensIn, TokensCached, TokensOut, TokensWasted, UsageEstimated, Integrity, TTFT, ITL, E2E, HoldTime, PredictRatio, ScalePrefill, ScaleDecode,
 	GoodRequests, ScrapeAge, Scrapes, ScrapeSeconds, Probes,
 	PeerDatagrams, PeerStreams, PeerBytes, PeerMembers, PeerShare, PeerDrift, PeerUnknown, PeerInterval, BuildInfo, ReloadTotal,
-	RouteState, RouteChanges, TierAnswers, RecoveryStalled, RetryStorms, RateLimited, ServiceRequests, SpansDropped, CacheBytes, PanicMode}
+	RouteState, RouteChanges, TierAnswers, RecoveryStalled, RetryStorms, RateLimited, TenantPlaces, ServiceRequests, SpansDropped, CacheBytes, PanicMode}
