@@ -15,6 +15,8 @@ import urllib.request
 
 import openai
 
+import endings
+
 PORTS = [int(p) for p in os.environ["RV_PORTS"].split()]
 RV_SCRIPT, RV_ROOT = os.environ["RV_SCRIPT"], os.environ["RV_ROOT"]
 PENSTOCK = os.environ["PENSTOCK"]
@@ -43,8 +45,11 @@ def attempt(name, call):
 
 # ---- the router -------------------------------------------------------------
 
+ROUTER_LOG = os.path.join(tempfile.gettempdir(), "penstock-real.log")
+
+
 def start_router():
-    log = open(os.path.join(tempfile.gettempdir(), "penstock-real.log"), "w")
+    log = open(ROUTER_LOG, "w")
     conf = tempfile.NamedTemporaryFile("w", suffix=".yaml", delete=False)
     urls = ", ".join(f'"http://127.0.0.1:{p}"' for p in PORTS)
     conf.write(f"""listen: "127.0.0.1:{PUBLIC}"
@@ -274,11 +279,11 @@ def pids(port):
     return int(pid), [(int(l.split(None, 1)[0]), l.split(None, 1)[1]) for l in out.splitlines()]
 
 
-def restart(port):
-    say(f"replica {port}: restarting")
-    subprocess.run(["bash", RV_SCRIPT, "stop", str(port)], check=True, capture_output=True)
-    subprocess.run(["bash", RV_SCRIPT, "start", str(port)], check=True, capture_output=True)
-    subprocess.run(["bash", RV_SCRIPT, "wait", str(port)], check=True, capture_output=True)
+def restart(port, args=None):
+    say(f"replica {port}: restarting" + (f" with {args}" if args else ""))
+    env = {**os.environ, "RV_ARGS": os.environ.get("RV_ARGS", "") if args is None else args}
+    for verb in ("stop", "start", "wait"):
+        subprocess.run(["bash", RV_SCRIPT, verb, str(port)], check=True, capture_output=True, env=env)
 
 
 def attempts(port):
@@ -378,7 +383,9 @@ def main():
         # Retries by the SDK would hide what is looked for.
         sdk_checks(openai.OpenAI(base_url=URL + "/v1", api_key="none", max_retries=0, timeout=60))
         attempt("vllm bench serve", bench_serve)
-        for name, fault in (("kill -9", fault_kill), ("drain", fault_drain), ("hang", fault_hang)):
+        me = sys.modules[__name__]
+        for name, fault in (("kill -9", fault_kill), ("drain", fault_drain), ("hang", fault_hang),
+                            ("engine", lambda: endings.engine_killed(me, ROUTER_LOG)), ("abort", lambda: endings.aborted(me))):
             if len(sys.argv) > 1 and name.split()[0] not in sys.argv[1:]:
                 continue
             try:

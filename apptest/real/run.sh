@@ -1,9 +1,11 @@
 #!/usr/bin/env bash
 # The acceptance run behind `make real`: three real vLLM replicas (CPU build, a
 # tiny random model), the router in front of them, the official OpenAI SDK and
-# `vllm bench serve` through it, then one replica killed, one drained and one
-# hung under load. Takes about 10 minutes on 2 cores; the very first run also
-# installs vLLM from PyPI (about 2.5 GB).
+# `vllm bench serve` through it, then under load one replica is killed, one
+# drained, one hung, one loses its engine process, and one ends as SIGTERM does
+# by default ("abort"). Takes about 15 minutes on 2 cores; the very first run
+# also installs vLLM from PyPI (about 2.5 GB). `run.sh engine abort` plays only
+# these faults (of kill, drain, hang, engine, abort) after the first checks.
 #
 #   RV_SCRIPT  real_vllm.sh        (default: ../shared/tools/real_vllm.sh beside this repository)
 #   RV_ROOT    its work folder     (default: ~/.cache/real-vllm)
@@ -26,4 +28,4 @@ stop() { [ "${KEEP:-0}" = 1 ] || bash "$RV_SCRIPT" stop $RV_PORTS; }
 trap stop EXIT
 bash "$RV_SCRIPT" up $RV_PORTS
 # The vLLM environment has the official openai package in it.
-"$RV_ROOT/venv/bin/python" apptest/real/accept.py
+"$RV_ROOT/venv/bin/python" apptest/real/accept.py "$@"

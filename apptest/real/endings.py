@@ -1,0 +1,113 @@
+"""The two endings of a real vLLM that a router can get wrong: its engine
+process dies in the middle of streams, and its default SIGTERM, which ends all
+that runs as a 200 with finish_reason "abort". See accept.py."""
+import http.client
+import json
+import os
+import signal
+import threading
+import time
+
+
+class Stream(threading.Thread):
+    """One stream, read as raw events: an SDK would hide how it ended."""
+
+    def __init__(self, port, model, n, max_tokens):
+        super().__init__(daemon=True)
+        self.port, self.replica, self.request_id = port, "", ""
+        self.content, self.error, self.done, self.finish, self.broken, self.status = 0, None, False, None, "", 0
+        self.body = json.dumps({"model": model, "stream": True, "max_tokens": max_tokens, "min_tokens": max_tokens, "ignore_eos": True,
+                                "messages": [{"role": "user", "content": f"stream {n}: tell me about files and modules in the library"}]})
+
+    def run(self):
+        try:
+            c = http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
+            c.request("POST", "/v1/chat/completions", self.body, {"Content-Type": "application/json"})
+            r = c.getresponse()
+            self.status, self.replica, self.request_id = r.status, r.getheader("x-penstock-replica") or "", r.getheader("x-request-id") or ""
+            for line in r:
+                if not line.startswith(b"data:"):
+                    continue
+                data = line[5:].strip()
+                if data == b"[DONE]":
+                    self.done = True
+                    continue
+                e = json.loads(data)
+                if "error" in e:
+                    self.error = e["error"]
+                for ch in e.get("choices") or []:
+                    self.finish = ch.get("finish_reason") or self.finish
+                    self.content += bool((ch.get("delta") or {}).get("content"))
+        except (OSError, http.client.HTTPException, ValueError) as e:
+            self.broken = f"{type(e).__name__}: {e}"
+
+    def explicit(self):
+        """Ended in the router's own error event, and in nothing that looks like an end."""
+        return self.error is not None and self.error.get("code") == "upstream_stream_failed" and not self.done and not self.finish and not self.broken
+
+
+def engine_killed(a, log_file):
+    """The engine process (not the API server) is killed under running streams."""
+    streams = [Stream(a.PUBLIC, a.MODEL, n, 600) for n in range(9)]
+    for s in streams:
+        s.start()
+    a.wait(lambda: all(s.content > 3 for s in streams), 90, "all streams bring tokens")
+    before = a.metric("penstock_requests_total", 'code="502"')
+    by = {p: [s for s in streams if s.replica.endswith(f":{p}")] for p in a.PORTS}
+    port = max(a.PORTS, key=lambda p: len(by[p]))
+    _, procs = a.pids(port)
+    engines = [pid for pid, args in procs if args.startswith("VLLM::EngineCore")]
+    for pid in engines:
+        os.kill(pid, signal.SIGKILL)
+    a.say(f"replica {port}: engine killed ({len(engines)} processes, {len(by[port])} streams there), /health {a.get(f'http://127.0.0.1:{port}/health')[0]}")
+    load = a.Load()
+    for s in streams:
+        s.join(150)
+    time.sleep(3)
+    load.end()
+    cut = by[port]
+    odd = [s for s in cut if not s.explicit()]
+    a.check("engine killed: each stream there ends in an explicit error, without [DONE]", engines and cut and not odd,
+            f"{len(cut) - len(odd)} of {len(cut)}" + (f"; first other: error {odd[0].error}, done {odd[0].done}, finish {odd[0].finish}, {odd[0].broken}" if odd else
+                                                      f": {cut[0].error['code']}: {cut[0].error['message'][:60]}" if cut else ""))
+    others = [s for p in a.PORTS if p != port for s in by[p]]
+    a.check("engine killed: the other replicas' streams end well", all(s.done and s.finish == "length" and s.content for s in others), f"{len(others)} streams")
+    grown = a.metric("penstock_requests_total", 'code="502"') - before
+    a.check("engine killed: recorded as 502 in the metric", grown >= len(cut), f"{grown:.0f} for {len(cut)} streams")
+    ids = {s.request_id for s in cut}
+    logged = [r for r in records(log_file) if r.get("request_id") in ids]
+    a.check("engine killed: recorded as 502 in the access log", len(logged) == len(ids) and all(r["status"] == 502 and r["code"] == "upstream_stream_failed" for r in logged),
+            f"{len(logged)} of {len(ids)} lines, status {sorted({r['status'] for r in logged})}")
+    load.report("engine killed, requests after it")
+    a.restart(port)
+    a.back_in_use("engine killed", port)
+
+
+def records(log_file):
+    with open(log_file) as f:
+        for line in f:
+            try:
+                yield json.loads(line)
+            except ValueError:
+                pass
+
+
+def aborted(a):
+    """SIGTERM without --shutdown-timeout, vLLM's default: whatever runs or waits
+    ends at once as 200 with finish_reason "abort"."""
+    port = a.PORTS[0]
+    a.restart(port, "--enable-auto-tool-choice --tool-call-parser hermes")
+    load = a.Load(clients=14)  # more than the replicas' slots, so that some have no token yet
+    time.sleep(3)
+    a.wait(lambda: a.metric("penstock_replica_requests_in_flight", f":{port}\"") >= 3, 30, "requests run at the replica")
+    before = a.metric("penstock_failovers_total", 'reason="abort"')
+    pid, _ = a.pids(port)
+    os.kill(pid, signal.SIGTERM)
+    a.say(f"replica {port}: SIGTERM, no --shutdown-timeout")
+    time.sleep(8)
+    load.end()
+    moved = a.metric("penstock_failovers_total", 'reason="abort"') - before
+    a.check('abort: answers that end as "abort" fail over', moved >= 1, f"{moved:.0f} failovers for abort")
+    load.report("abort")  # none of them may look like an answer: a finish of "abort" is a silent cut there
+    a.restart(port)
+    a.back_in_use("abort", port)
