@@ -214,6 +214,7 @@ type Attempts struct {
 type Limits struct {
 	MaxBody        Size `yaml:"max_body"`
 	MaxHeader      Size `yaml:"max_header"`
+	ReceiveBytes   Size `yaml:"receive_bytes"`
 	MaxInFlight    int  `yaml:"max_in_flight"`
 	MaxConnections int  `yaml:"max_connections"`
 	BufferAnswer   Size `yaml:"buffer_answer"`

@@ -84,6 +84,7 @@ var Options = []Option{
 
 	{Path: "limits.max_body", Default: "32MiB", Doc: "Largest request body; over it 413. Room for a few images in base64."},
 	{Path: "limits.max_header", Default: "16KiB", Doc: "Largest request head, and replica's answer head; over it 431. vLLM itself takes 64 KiB; 16 KiB leaves room for long JWTs."},
+	{Path: "limits.receive_bytes", Default: "1GiB", Doc: "Bytes of large request bodies (over 64KiB) that are being received at a time, by their declared length; over it 503 concurrency_limit. Bounds what clients cost that declare much and send slowly. At least max_body."},
 	{Path: "limits.max_in_flight", Default: "65536", Live: true, Doc: "Requests inside the router, held ones included; over it 503 concurrency_limit."},
 	{Path: "limits.max_connections", Default: "262144", Doc: "Client connections; over it new ones are answered 503 concurrency_limit and closed. Never more than half of the files that the process may open, since each may need another connection to a replica: see LimitNOFILE in deploy/penstock.service."},
 	{Path: "limits.buffer_answer", Default: "1MiB", Doc: "How much of an answer that is not a stream is held back until it is whole, so that a replica's death in it can still fail over."},

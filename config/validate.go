@@ -378,7 +378,7 @@ func (v *validator) limits() {
 		key      string
 		val      Size
 		min, max Size
-	}{{"max_body", l.MaxBody, 1 << 10, 4 << 30}, {"max_header", l.MaxHeader, 4 << 10, 1 << 20},
+	}{{"max_body", l.MaxBody, 1 << 10, 4 << 30}, {"max_header", l.MaxHeader, 4 << 10, 1 << 20}, {"receive_bytes", l.ReceiveBytes, 1 << 20, 1 << 40},
 		{"buffer_answer", l.BufferAnswer, 0, 1 << 30}, {"held_bytes", l.HeldBytes, 1 << 10, 1 << 40}} {
 		if f.val < f.min || f.val > f.max {
 			v.fail("limits."+f.key, "must be from %s to %s", f.min, f.max)

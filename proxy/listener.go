@@ -13,6 +13,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/penstock/penstock/internal/ownfault"
+	"github.com/penstock/penstock/wire"
 )
 
 // clientConn is one client's connection as fasthttp sees it.
@@ -32,15 +33,20 @@ type clientConn struct {
 	gone   atomic.Bool // sticky: the client has left, or will send no more
 	flight flight      // the request being served; reused for the next
 
-	in       *buffer // bytes read ahead for fasthttp; nil when none
-	readN    int
-	readErr  error
-	out      []byte // what send still has to write
-	writeErr error
-	got      bool   // a byte was ever read
-	bareLF   bool   // the request line ended without CR
-	ip       string // peer's address without port
-	linger   bool   // drain what still comes before closing, so that the answer arrives
+	in        *buffer // bytes read ahead for fasthttp; nil when none
+	readN     int
+	readErr   error
+	out       []byte // what send still has to write
+	writeErr  error
+	got       bool        // a byte was ever read
+	bareLF    bool        // the request line ended without CR
+	ip        string      // peer's address without port
+	headRead  bool        // the flight has the head of the request whose body is coming
+	headErr   *wire.Error // what is wrong with it
+	noRoom    bool        // its body is not taken, see headerReceived
+	receiving atomic.Int64
+
+	linger bool // drain what still comes before closing, so that the answer arrives
 
 	writeBy time.Time // write deadline armed
 	closed  atomic.Bool
@@ -245,6 +251,7 @@ func (c *clientConn) Close() error {
 		return net.ErrClosed
 	}
 	c.p.open.Add(-1)
+	c.received()
 	c.p.connMu.Lock()
 	delete(c.p.conns, c)
 	c.p.connMu.Unlock()

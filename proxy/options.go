@@ -91,11 +91,12 @@ type Options struct {
 	// may show while all is well: another model's name, no finish reason.
 	StrictIntegrity bool
 
-	MaxBody        int // bytes of a request body; 0 = 32 MiB; more is answered 413
-	MaxHeader      int // bytes of a request's head, and of a replica's; 0 = 16 KiB; more is answered 431
-	MaxInFlight    int // requests inside the router, held ones included; 0 = 65536; more is answered 503 concurrency_limit
-	MaxConnections int // client connections; 0 = 262144
-	BufferAnswer   int // bytes of an answer that is not a stream, held back until it is whole so that a replica's death in it can still fail over; 0 = 1 MiB
+	MaxBody        int   // bytes of a request body; 0 = 32 MiB; more is answered 413
+	ReceiveBytes   int64 // bytes of larger request bodies (over 64 KiB) that are coming at a time; 0 = 1 GiB, at least MaxBody; more is answered 503 concurrency_limit
+	MaxHeader      int   // bytes of a request's head, and of a replica's; 0 = 16 KiB; more is answered 431
+	MaxInFlight    int   // requests inside the router, held ones included; 0 = 65536; more is answered 503 concurrency_limit
+	MaxConnections int   // client connections; 0 = 262144
+	BufferAnswer   int   // bytes of an answer that is not a stream, held back until it is whole so that a replica's death in it can still fail over; 0 = 1 MiB
 
 	HeaderTimeout  time.Duration // reading a request's head, and its body at BodyRate or faster; 0 = 10s
 	BodyTimeout    time.Duration // reading a request's body in all; 0 = 60s

@@ -64,6 +64,8 @@ type Proxy struct {
 
 	resolveFn func(string) string // resolve, bound once
 
+	receiving atomic.Int64 // bytes of larger bodies that are coming
+
 	connMu sync.Mutex
 	conns  map[*clientConn]struct{}
 
@@ -88,6 +90,10 @@ func orInt(v *int, d int) {
 func (o *Options) defaults() {
 	orInt(&o.MaxBody, 32<<20)
 	orInt(&o.MaxHeader, 16<<10)
+	if o.ReceiveBytes == 0 {
+		o.ReceiveBytes = 1 << 30
+	}
+	o.ReceiveBytes = max(o.ReceiveBytes, int64(o.MaxBody))
 	orInt(&o.MaxInFlight, 65536)
 	orInt(&o.MaxConnections, 262144)
 	orInt(&o.BufferAnswer, 1<<20)
@@ -260,26 +266,23 @@ func (p *Proxy) sweep() {
 	}
 }
 
-func (p *Proxy) headerReceived(h *fasthttp.RequestHeader) fasthttp.RequestConfig {
-	if h.ContentLength() == 0 || h.ContentLength() == -2 {
-		return fasthttp.RequestConfig{}
-	}
-	return fasthttp.RequestConfig{ReadTimeout: p.opt.BodyTimeout}
-}
-
 // handleExpect decides on "Expect: 100-continue" before the body comes.
 func (p *Proxy) handleExpect(ctx *fasthttp.RequestCtx) int {
 	c := ctx.Conn().(*clientConn)
 	f := &c.flight
 	f.begin()
-	e := f.load(&ctx.Request.Header)
+	e := c.head(&ctx.Request.Header)
 	if e == nil {
 		e = f.precheck()
 	}
 	if e == nil && ctx.Request.Header.ContentLength() > p.opt.MaxBody {
 		e = p.tooLarge()
 	}
+	if e == nil && c.noRoom {
+		e = errNoRoom()
+	}
 	if e != nil {
+		c.received()
 		p.inFlight.Add(1) // account takes it away
 		f.closeConn, c.linger = true, true
 		f.outcome = outcomeRefused
@@ -288,6 +291,7 @@ func (p *Proxy) handleExpect(ctx *fasthttp.RequestCtx) int {
 		return fasthttp.StatusExpectationFailed
 	}
 	f.finish()
+	c.headErr, c.headRead = nil, true
 	if c.send([]byte("HTTP/1.1 100 Continue\r\n\r\n")) != nil {
 		return fasthttp.StatusExpectationFailed
 	}
@@ -307,10 +311,9 @@ func (p *Proxy) handleError(ctx *fasthttp.RequestCtx, err error) {
 	f := &c.flight
 	f.begin()
 	p.inFlight.Add(1)
-	_ = f.load(&ctx.Request.Header)
-	if k, ok := wire.KindOf(string(ctx.Request.Header.RequestURI())); ok {
-		f.req.kind = k
-	}
+	c.received()
+	bad := c.head(&ctx.Request.Header)
+	f.classifyPath()
 	f.closeConn, c.linger = true, true
 	f.outcome = outcomeRefused
 	var small *fasthttp.ErrSmallBuffer
@@ -320,6 +323,11 @@ func (p *Proxy) handleError(ctx *fasthttp.RequestCtx, err error) {
 	case errors.As(err, &small):
 		e = badRequest("the request's head is too large")
 		e.Status = fasthttp.StatusRequestHeaderFieldsTooLarge
+	case bad != nil && !errors.As(err, &small):
+		e = bad
+	case c.noRoom:
+		e = errNoRoom()
+		f.outcome = outcomeShed
 	case errors.Is(err, fasthttp.ErrBodyTooLarge):
 		e = p.tooLarge()
 	case errors.As(err, &ne) && ne.Timeout():
@@ -345,7 +353,8 @@ func (p *Proxy) handle(ctx *fasthttp.RequestCtx) {
 	f.begin()
 	defer f.end(ctx)
 	defer f.rescue()
-	if e := f.load(&ctx.Request.Header); e != nil {
+	c.received()
+	if e := c.head(&ctx.Request.Header); e != nil {
 		f.closeConn, c.linger = true, true
 		f.outcome = outcomeRefused
 		f.fail(e)

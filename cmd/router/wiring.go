@@ -97,7 +97,7 @@ func proxyOptions(c *config.Config, budgets map[string]*admission.AttemptBudget)
 		TenantHeader: c.Tenants.Header,
 		PassAuth:     c.Forward.ClientAuth, TrustForwarded: c.Forward.TrustClient, ShowReplica: c.Forward.ShowReplica,
 		TolerateViolations: c.Integrity == "observe", StrictIntegrity: c.Integrity == "terminate",
-		MaxBody: int(c.Limits.MaxBody), MaxHeader: int(c.Limits.MaxHeader), MaxInFlight: c.Limits.MaxInFlight,
+		MaxBody: int(c.Limits.MaxBody), MaxHeader: int(c.Limits.MaxHeader), ReceiveBytes: int64(c.Limits.ReceiveBytes), MaxInFlight: c.Limits.MaxInFlight,
 		MaxConnections: c.Limits.MaxConnections, BufferAnswer: int(c.Limits.BufferAnswer),
 		HeaderTimeout: c.Timeouts.Header, BodyTimeout: c.Timeouts.Body, IdleTimeout: c.Timeouts.Idle, WriteTimeout: c.Timeouts.Write,
 		ConnectTimeout: c.Timeouts.Connect, FirstToken: c.Timeouts.FirstToken, AnswerTimeout: c.Timeouts.Answer,
