@@ -2,7 +2,6 @@ package proxy
 
 import (
 	"bytes"
-	"net"
 	"net/http"
 	"strconv"
 	"sync/atomic"
@@ -211,8 +210,7 @@ func (f *flight) sendHeld(head, body []byte) error {
 	if len(body) == 0 {
 		return f.conn.send(head)
 	}
-	bufs := net.Buffers{head, body}
-	return f.conn.sendv(&bufs)
+	return f.conn.sendv(head, body)
 }
 
 // routersOwn tells whether a header says what only the router may say.

@@ -12,6 +12,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/penstock/penstock/internal/fdio"
 	"github.com/penstock/penstock/internal/ownfault"
 	"github.com/penstock/penstock/wire"
 )
@@ -33,10 +34,12 @@ type clientConn struct {
 	gone   atomic.Bool // sticky: the client has left, or will send no more
 	flight flight      // the request being served; reused for the next
 
+	direct    func(fd uintptr) bool
 	in        *buffer // bytes read ahead for fasthttp; nil when none
+	into      []byte  // what direct reads into
 	readN     int
 	readErr   error
-	out       []byte // what send still has to write
+	out       fdio.Pieces // what send still has to write
 	writeErr  error
 	got       bool        // a byte was ever read
 	bareLF    bool        // the request line ended without CR
@@ -114,23 +117,16 @@ func (p *Proxy) wrap(c net.Conn) *clientConn {
 		cc.Conn = tls.Server(c, p.opt.TLS)
 	}
 	cc.writable = func(fd uintptr) bool {
-		for len(cc.out) > 0 {
-			n, err := writeFD(fd, cc.out)
-			if err == errAgain {
-				return false
-			}
-			if err != nil {
-				cc.writeErr = err
-				return true
-			}
-			cc.out = cc.out[n:]
+		cc.writeErr = nil
+		for !cc.out.Empty() && cc.writeErr == nil {
+			cc.writeErr = fdio.Writev(fd, &cc.out)
 		}
-		return true
+		return cc.writeErr != fdio.ErrAgain
 	}
 	cc.readable = func(fd uintptr) bool {
 		b := getBuffer(false)
-		n, err := readFD(fd, b.b)
-		if err == errAgain {
+		n, err := fdio.Read(fd, b.b)
+		if err == fdio.ErrAgain {
 			putBuffer(b)
 			return false
 		}
@@ -142,6 +138,10 @@ func (p *Proxy) wrap(c net.Conn) *clientConn {
 		}
 		cc.readN, cc.readErr = n, err
 		return true
+	}
+	cc.direct = func(fd uintptr) bool {
+		cc.readN, cc.readErr = fdio.Read(fd, cc.into)
+		return cc.readErr != fdio.ErrAgain
 	}
 	return cc
 }
@@ -167,7 +167,7 @@ func (c *clientConn) left() {
 func (c *clientConn) Read(p []byte) (int, error) {
 	if c.in == nil {
 		if len(p) != 1 || c.raw == nil {
-			n, err := c.Conn.Read(p)
+			n, err := c.readInto(p)
 			if n > 0 {
 				c.got = true
 			}
@@ -191,6 +191,23 @@ func (c *clientConn) Read(p []byte) (int, error) {
 		c.in = nil
 	}
 	return n, nil
+}
+
+// readInto reads into p without a buffer between: the rest of a large body.
+func (c *clientConn) readInto(p []byte) (int, error) {
+	if c.raw == nil || len(p) == 0 {
+		return c.Conn.Read(p)
+	}
+	c.into = p[:min(len(p), fdio.Most)]
+	err := c.raw.Read(c.direct)
+	c.into = nil
+	switch {
+	case err != nil:
+		return 0, err
+	case c.readErr == nil && c.readN == 0:
+		return 0, io.EOF
+	}
+	return c.readN, c.readErr
 }
 
 // checkFirstLine looks for a request line that ends in a bare LF, which
@@ -219,20 +236,31 @@ func (c *clientConn) send(p []byte) error {
 		_, err := c.Conn.Write(p)
 		return err
 	}
-	c.out, c.writeErr = p, nil
+	c.out.Set(p)
+	return c.flushOut()
+}
+
+// sendv is send for two pieces, in one writev where possible.
+func (c *clientConn) sendv(head, body []byte) error {
+	c.armWrite()
+	if c.raw == nil {
+		_, err := c.Conn.Write(head)
+		if err == nil {
+			_, err = c.Conn.Write(body)
+		}
+		return err
+	}
+	c.out.Set(head, body)
+	return c.flushOut()
+}
+
+func (c *clientConn) flushOut() error {
 	err := c.raw.Write(c.writable)
-	c.out = nil
+	c.out.Reset()
 	if err != nil {
 		return err
 	}
 	return c.writeErr
-}
-
-// sendv is send for several pieces, in one writev where possible.
-func (c *clientConn) sendv(bufs *net.Buffers) error {
-	c.armWrite()
-	_, err := bufs.WriteTo(c.Conn)
-	return err
 }
 
 func (c *clientConn) armWrite() {
@@ -287,6 +315,3 @@ func (c *clientConn) remoteIP() string {
 	}
 	return c.ip
 }
-
-// errAgain is readFD's word for "nothing there yet".
-var errAgain = errors.New("again")

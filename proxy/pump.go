@@ -3,6 +3,8 @@ package proxy
 import (
 	"io"
 	"time"
+
+	"github.com/penstock/penstock/internal/fdio"
 )
 
 // pump reads a stream with one system call per arrival, where fill needs two
@@ -47,10 +49,10 @@ const hupGrace = 5 * time.Second
 func (u *upConn) pumpStep(fd uintptr) bool {
 	for {
 		b := getBuffer(u.large)
-		n, err := readFD(fd, b.b)
+		n, err := fdio.Read(fd, b.b)
 		if n <= 0 {
 			putBuffer(b)
-			if err == errAgain {
+			if err == fdio.ErrAgain {
 				return false
 			}
 			if u.readErr = err; err == nil {

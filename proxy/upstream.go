@@ -13,6 +13,8 @@ import (
 	"sync/atomic"
 	"syscall"
 	"time"
+
+	"github.com/penstock/penstock/internal/fdio"
 )
 
 // upConn is one connection to a replica. One goroutine uses it; only
@@ -23,9 +25,9 @@ type upConn struct {
 	readable func(fd uintptr) bool
 	peek     func(fd uintptr)
 
-	in       *buffer // unread bytes; nil while none are there
-	large    bool    // the last read filled its buffer: take a larger one
-	out      []byte  // what write still has to send
+	in       *buffer     // unread bytes; nil while none are there
+	large    bool        // the last read filled its buffer: take a larger one
+	out      fdio.Pieces // what write still has to send
 	writeErr error
 	writable func(fd uintptr) bool
 	readN    int
@@ -43,8 +45,6 @@ type upConn struct {
 	id     uint64
 	reused bool
 	idleAt time.Time // when it was put into the pool
-	vec    [4][]byte
-	bufs   net.Buffers
 }
 
 func newUpConn(c net.Conn, r *replica) *upConn {
@@ -57,8 +57,8 @@ func newUpConn(c net.Conn, r *replica) *upConn {
 	}
 	u.readable = func(fd uintptr) bool {
 		b := getBuffer(u.large)
-		n, err := readFD(fd, b.b)
-		if err == errAgain {
+		n, err := fdio.Read(fd, b.b)
+		if err == fdio.ErrAgain {
 			putBuffer(b)
 			return false
 		}
@@ -73,18 +73,11 @@ func newUpConn(c net.Conn, r *replica) *upConn {
 	}
 	u.pumpFn = u.pumpStep
 	u.writable = func(fd uintptr) bool {
-		for len(u.out) > 0 {
-			n, err := writeFD(fd, u.out)
-			if err == errAgain {
-				return false
-			}
-			if err != nil {
-				u.writeErr = err
-				return true
-			}
-			u.out = u.out[n:]
+		u.writeErr = nil
+		for !u.out.Empty() && u.writeErr == nil {
+			u.writeErr = fdio.Writev(fd, &u.out)
 		}
-		return true
+		return u.writeErr != fdio.ErrAgain
 	}
 	u.peek = func(fd uintptr) { u.isQuiet = quiet(fd) }
 	return u
@@ -178,28 +171,25 @@ var errHeadTooLarge = errors.New("the head of the answer is too large")
 
 // write sends a request: the head, and the body in up to three pieces.
 func (u *upConn) write(head []byte, pieces ...[]byte) error {
-	u.bufs = append(u.vec[:0], head)
+	if u.raw == nil {
+		_, err := u.c.Write(head)
+		for _, p := range pieces {
+			if err == nil && len(p) > 0 {
+				_, err = u.c.Write(p)
+			}
+		}
+		return err
+	}
+	u.out.Set(head)
 	for _, p := range pieces {
-		if len(p) > 0 {
-			u.bufs = append(u.bufs, p)
-		}
+		u.out.Add(p)
 	}
-	if len(u.bufs) == 1 {
-		if u.raw == nil {
-			_, err := u.c.Write(head)
-			return err
-		}
-		u.out, u.writeErr = head, nil
-		err := u.raw.Write(u.writable)
-		u.out = nil
-		if err != nil {
-			return err
-		}
-		return u.writeErr
+	err := u.raw.Write(u.writable)
+	u.out.Reset()
+	if err != nil {
+		return err
 	}
-	_, err := u.bufs.WriteTo(u.c)
-	u.vec = [4][]byte{}
-	return err
+	return u.writeErr
 }
 
 // dial connects to the replica. It ends at by, or when the flight is cancelled.

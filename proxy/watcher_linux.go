@@ -104,42 +104,6 @@ func (w *watcher) close() {
 	<-w.done
 }
 
-// readFD is read(2) on a non-blocking fd; n = 0 without an error is the end.
-//
-// The raw system call is meant: a read or write of a non-blocking socket does
-// not wait, and telling the scheduler of each lets it take the processor away
-// from calls that are a little slow, which costs more than it brings.
-func readFD(fd uintptr, p []byte) (int, error) {
-	for {
-		n, _, errno := syscall.RawSyscall(syscall.SYS_READ, fd, uintptr(unsafe.Pointer(unsafe.SliceData(p))), uintptr(len(p)))
-		switch errno {
-		case 0:
-			return int(n), nil
-		case syscall.EINTR:
-		case syscall.EAGAIN:
-			return 0, errAgain
-		default:
-			return 0, os.NewSyscallError("read", errno)
-		}
-	}
-}
-
-// writeFD is write(2) on a non-blocking fd; see readFD.
-func writeFD(fd uintptr, p []byte) (int, error) {
-	for {
-		n, _, errno := syscall.RawSyscall(syscall.SYS_WRITE, fd, uintptr(unsafe.Pointer(unsafe.SliceData(p))), uintptr(len(p)))
-		switch errno {
-		case 0:
-			return int(n), nil
-		case syscall.EINTR:
-		case syscall.EAGAIN:
-			return 0, errAgain
-		default:
-			return 0, os.NewSyscallError("write", errno)
-		}
-	}
-}
-
 // quiet tells whether an idle connection has nothing to read: neither bytes
 // nor an end. Anything else makes it unfit for reuse.
 func quiet(fd uintptr) bool {

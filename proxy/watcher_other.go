@@ -4,7 +4,6 @@ package proxy
 
 import (
 	"net"
-	"os"
 	"syscall"
 	"time"
 )
@@ -78,28 +77,6 @@ func (w *watcher) run() {
 func (w *watcher) close() {
 	close(w.stop)
 	<-w.done
-}
-
-func readFD(fd uintptr, p []byte) (int, error) {
-	n, err := syscall.Read(int(fd), p)
-	if err == syscall.EAGAIN || err == syscall.EINTR {
-		return 0, errAgain
-	}
-	if err != nil {
-		return 0, os.NewSyscallError("read", err)
-	}
-	return n, nil
-}
-
-func writeFD(fd uintptr, p []byte) (int, error) {
-	n, err := syscall.Write(int(fd), p)
-	if err == syscall.EAGAIN || err == syscall.EINTR {
-		return max(n, 0), errAgain
-	}
-	if err != nil {
-		return 0, os.NewSyscallError("write", err)
-	}
-	return n, nil
 }
 
 func quiet(fd uintptr) bool {

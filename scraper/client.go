@@ -11,6 +11,8 @@ import (
 	"os"
 	"strconv"
 	"time"
+
+	"github.com/penstock/penstock/internal/fdio"
 )
 
 // Dialer opens a connection; net.Dialer.DialContext is one.
@@ -143,7 +145,7 @@ func (c *client) open(ctx context.Context, deadline time.Time) error {
 		}
 		conn = t
 	}
-	c.conn, c.n = conn, 0
+	c.conn, c.n = fdio.Wrap(conn), 0
 	return nil
 }
 
