@@ -280,7 +280,35 @@ func (pl *pool) tick() {
 	}
 	now := pl.p.now()
 	pl.wakeAt = math.Inf(1)
+	pl.waiting(now)
 	pl.advance(now)
+}
+
+// waiting tells the core that replicas live which are silent only since each
+// client that they answer reads nothing: the router reads on from a replica no
+// faster than its client does. A client must not be able to make a replica look
+// hung. One request that does not wait for its client is enough to judge the
+// replica by. Under mu.
+func (pl *pool) waiting(now float64) {
+	if pl.p.waits.Load() == 0 {
+		return
+	}
+	for _, f := range pl.flights {
+		r := pl.replicas[f.ticket.Decision.Replica]
+		switch {
+		case !f.placed || r == nil:
+		case f.conn.waits.Load():
+			r.waits = f
+		default:
+			r.owes = true
+		}
+	}
+	for _, r := range pl.replicas {
+		if f := r.waits; f != nil && !r.owes {
+			pl.core.Progress(now, &f.ticket, f.shown.output)
+		}
+		r.waits, r.owes = nil, false
+	}
 }
 
 func (pl *pool) close() {

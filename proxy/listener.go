@@ -51,6 +51,8 @@ type clientConn struct {
 
 	linger bool // drain what still comes before closing, so that the answer arrives
 
+	waits atomic.Bool // a write waits for the client to read
+
 	writeBy time.Time // write deadline armed
 	closed  atomic.Bool
 }
@@ -121,7 +123,11 @@ func (p *Proxy) wrap(c net.Conn) *clientConn {
 		for !cc.out.Empty() && cc.writeErr == nil {
 			cc.writeErr = fdio.Writev(fd, &cc.out)
 		}
-		return cc.writeErr != fdio.ErrAgain
+		if cc.writeErr == fdio.ErrAgain {
+			cc.wait()
+			return false
+		}
+		return true
 	}
 	cc.readable = func(fd uintptr) bool {
 		b := getBuffer(false)
@@ -233,7 +239,9 @@ func (c *clientConn) Write(p []byte) (int, error) { return len(p), nil }
 func (c *clientConn) send(p []byte) error {
 	c.armWrite()
 	if c.raw == nil {
+		c.wait()
 		_, err := c.Conn.Write(p)
+		c.waited()
 		return err
 	}
 	c.out.Set(p)
@@ -244,10 +252,12 @@ func (c *clientConn) send(p []byte) error {
 func (c *clientConn) sendv(head, body []byte) error {
 	c.armWrite()
 	if c.raw == nil {
+		c.wait()
 		_, err := c.Conn.Write(head)
 		if err == nil {
 			_, err = c.Conn.Write(body)
 		}
+		c.waited()
 		return err
 	}
 	c.out.Set(head, body)
@@ -257,10 +267,27 @@ func (c *clientConn) sendv(head, body []byte) error {
 func (c *clientConn) flushOut() error {
 	err := c.raw.Write(c.writable)
 	c.out.Reset()
+	c.waited()
 	if err != nil {
 		return err
 	}
 	return c.writeErr
+}
+
+// wait notes that a write waits for the client, waited that it does no more.
+// While all of a replica's requests wait so, its silence proves nothing, see
+// pool.waiting.
+func (c *clientConn) wait() {
+	if !c.waits.Swap(true) {
+		c.p.waits.Add(1)
+	}
+}
+
+func (c *clientConn) waited() {
+	if c.waits.Load() {
+		c.waits.Store(false)
+		c.p.waits.Add(-1)
+	}
 }
 
 func (c *clientConn) armWrite() {

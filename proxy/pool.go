@@ -17,6 +17,10 @@ type replica struct {
 	metrics *replicaMetrics
 	models  []ModelInfo // as discovered; under Proxy.repMu
 
+	// Scratch of pool.waiting, under the pool's mutex.
+	waits *flight // a request here whose client does not read
+	owes  bool    // there is one that waits for the replica
+
 	mu     sync.Mutex
 	idle   []*upConn // the last one put is the first one taken
 	closed bool

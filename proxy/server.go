@@ -53,6 +53,7 @@ type Proxy struct {
 
 	connID   atomic.Uint64
 	open     atomic.Int64
+	waits    atomic.Int64 // client connections whose write waits
 	inFlight atomic.Int64
 
 	// What a reload changes while requests run; see live.go.
