@@ -51,7 +51,7 @@ type Decision struct {
 	Verdict    Verdict
 	Replica    fleet.ID
 	Reason     Reason
-	RetryAfter float64 // seconds, forecast of the queue's drain; without jitter (the caller adds it)
+	RetryAfter float64 // seconds, forecast of the queue's drain, with jitter
 
 	// What was predicted for the chosen replica, seconds.
 	TTFT, ITL, Own, Harm float64

@@ -39,9 +39,39 @@ func (d *drainRate) roll(now float64) {
 	d.since, d.sum = now, 0
 }
 
-// forecast is Retry-After: the work before a request of this class / the
-// measured drain rate; at least the back-off of busy replicas when there is
-// nothing else.
+// rates are what leaves the router, by class.
+type rates struct {
+	left   []drainRate // for replicas, or shed from the queue
+	placed []drainRate // for replicas
+}
+
+func (r *rates) init(classes int) {
+	r.left, r.placed = make([]drainRate, classes), make([]drainRate, classes)
+}
+
+func (r *rates) roll(now float64) {
+	for i := range r.left {
+		r.left[i].roll(now)
+		r.placed[i].roll(now)
+	}
+}
+
+// from is the rate of the classes from c on: what one of class c can have, since
+// those above it go first. Of a class that had nothing yet nothing is known:
+// the rate of all stands for it.
+func from(d []drainRate, c int) (sum float64) {
+	for i := c; i < len(d); i++ {
+		sum += d[i].rate
+	}
+	if sum == 0 && c > 0 {
+		return from(d, 0)
+	}
+	return sum
+}
+
+// forecast is how long a request of this class would wait in the queue as it is
+// now, and behind those that were refused before it and will be back: work / the
+// measured rate at which work leaves.
 func (p *Pool) forecast(now float64, w *fleet.Work, why Reason) float64 {
 	switch why {
 	case ReasonNotPermitted, ReasonTooLong, ReasonDeadline:
@@ -51,30 +81,65 @@ func (p *Pool) forecast(now float64, w *fleet.Work, why Reason) float64 {
 		// probes find one within that time.
 		return noReplicaWait
 	}
-	p.drain.roll(now)
-	ahead := 0.0
-	for c := 0; c <= int(w.Class); c++ {
-		ahead += p.held.bands[c].work
+	p.rates.roll(now)
+	c := int(w.Class)
+	above := 0.0
+	for i := range c {
+		above += p.held.bands[i].work
 	}
+	b := &p.held.bands[c]
 	wait := 1.0
-	if p.drain.rate > 0 {
-		ahead += returnShare * p.promised.ahead(now)
-		wait = max(ahead, p.tokenWork(w)) / p.drain.rate
+	if all, mine := from(p.rates.left, 0), from(p.rates.left, c); mine > 0 {
+		wait = above/all + max(b.work, p.tokenWork(w))/mine
 	}
-	if q := p.held.bands[w.Class].last; q != nil && q.toldAt == 0 {
+	if q := b.last; q != nil && q.toldAt == 0 {
 		q.toldAt, q.told = now, wait
 	}
-	wait *= aimUnder * math.Exp(p.waitBias)
+	wait *= math.Exp(b.bias)
+	if mine := from(p.rates.placed, c); mine > 0 {
+		wait += p.turns.ahead(now, c) / (returnShare * mine)
+	}
 	if why == ReasonExhausted {
 		wait = max(wait, 1)
 	}
-	wait = max(0.1, min(wait, 120))
-	p.promised.add(now, now+wait, p.tokenWork(w))
 	return wait
 }
 
 // noReplicaWait is Retry-After while no replica is there, seconds.
 const noReplicaWait = 2
+
+// Bounds of Retry-After, seconds.
+const (
+	leastWait = 0.1
+	mostWait  = 120
+)
+
+// jitter is the part by which Retry-After is spread either way, so that clients
+// that were refused together do not return together.
+const jitter = 0.2
+
+// retryAfter is the Retry-After of a refused ticket. A turn is kept for it.
+func (p *Pool) retryAfter(now float64, t *Ticket, why Reason) float64 {
+	wait := p.forecast(now, &t.Work, why)
+	if wait == 0 {
+		return 0
+	}
+	p.turns.serial++
+	wait *= 1 - jitter + 2*jitter*unit(p.turns.serial)
+	wait = max(leastWait, min(wait, mostWait))
+	if why == ReasonCapacity || why == ReasonQueueFull {
+		t.turn = p.turns.add(now, wait, int(t.Work.Class), p.tokenWork(&t.Work))
+	}
+	return wait
+}
+
+// unit makes a number from 0 to 1 of a counter (the finaliser of splitmix64).
+func unit(x uint64) float64 {
+	x *= 0x9e3779b97f4a7c15
+	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
+	x = (x ^ x>>27) * 0x94d049bb133111eb
+	return float64((x^x>>31)>>11) / (1 << 53)
+}
 
 // learnWait compares what was forecast while t was the newest held request
 // with the time that it really waited since: order in the queue, requests shed
@@ -84,55 +149,6 @@ func (p *Pool) learnWait(now float64, t *Ticket) {
 		return
 	}
 	x := math.Log(clampRatio((now - t.toldAt) / t.told))
-	p.waitBias += meanGain * (x - p.waitBias)
-}
-
-// aimUnder corrects for the skew: the forecasts that are far off are too long.
-const aimUnder = 0.95
-
-// returnShare is how much of the work that was told to come back is expected
-// to: clients may give up, and are not seen doing so.
-const returnShare = 0.3
-
-// promises is the work of shed requests by the time at which they were told to
-// come back. It comes before whoever is shed next, so that those who obey
-// return one after another at the rate of the drain, not together.
-type promises struct {
-	slots [promiseSlots]float64
-	slot  int64
-	sum   float64
-}
-
-const (
-	promiseSlots = 512
-	promiseGrain = 0.25 // seconds of one slot
-)
-
-func (q *promises) roll(now float64) {
-	s := int64(now / promiseGrain)
-	if s-q.slot >= promiseSlots {
-		*q = promises{slot: s}
-	}
-	for q.slot < s {
-		i := q.slot % promiseSlots
-		q.sum -= q.slots[i]
-		q.slots[i] = 0
-		q.slot++
-	}
-	if q.sum < 1 {
-		q.sum = max(0, q.sum)
-	}
-}
-
-func (q *promises) add(now, back, work float64) {
-	q.roll(now)
-	s := min(int64(back/promiseGrain), q.slot+promiseSlots-1)
-	q.slots[s%promiseSlots] += work
-	q.sum += work
-}
-
-// ahead is the work that is still to come back.
-func (q *promises) ahead(now float64) float64 {
-	q.roll(now)
-	return q.sum
+	b := &p.held.bands[t.Work.Class].bias
+	*b += meanGain * (x - *b)
 }

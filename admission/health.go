@@ -22,7 +22,7 @@ func (p *Pool) tick(now float64) {
 		return
 	}
 	p.nextTick = now + tickEvery
-	p.drain.roll(now)
+	p.rates.roll(now)
 	p.applyScales(now)
 	in, next := false, -1
 	for i, r := range p.reps {

@@ -34,6 +34,7 @@ type band struct {
 	active  []*tenantQueue // min-heap by virtual time, those with held tickets
 	virtual float64        // the least virtual time that is served now
 	credit  float64        // token-work owed by its minimum share
+	bias    float64        // log of true wait / forecast, learned
 	weights map[uint32]float64
 }
 
@@ -41,7 +42,7 @@ type tenantQueue struct {
 	id     uint32
 	served float64   // virtual time: token-work had / weight
 	tent   float64   // the same while a look goes on
-	q      []*Ticket // sorted by latest useful start; q[head:] is live
+	q      []*Ticket // sorted by order; q[head:] is live
 	head   int
 	cursor int // while a look goes on
 	heap   int // place in band.active, -1 = not in it
@@ -135,7 +136,7 @@ func (h *heldQueue) insert(t *Ticket) {
 		q.q, q.head = q.q[:n], 0
 	}
 	live := q.q[q.head:]
-	at := q.head + sort.Search(len(live), func(i int) bool { return live[i].latest > t.latest })
+	at := q.head + sort.Search(len(live), func(i int) bool { return live[i].order > t.order })
 	q.q = append(q.q, nil)
 	copy(q.q[at+1:], q.q[at:])
 	q.q[at] = t
@@ -167,7 +168,7 @@ func (h *heldQueue) remove(t *Ticket) {
 	q := t.tq
 	i := q.head + sort.Search(len(q.q)-q.head, func(i int) bool {
 		o := q.q[q.head+i]
-		return o.latest > t.latest || o.latest == t.latest && o.seq >= t.seq
+		return o.order > t.order || o.order == t.order && o.seq >= t.seq
 	})
 	if i >= len(q.q) || q.q[i] != t {
 		panic("BUG: admission: held ticket is not in its queue")
@@ -274,6 +275,10 @@ func (p *Pool) hold(now float64, t *Ticket) Decision {
 		whole = aloneSlack * alone
 	}
 	t.latest = w.Arrived + whole - alone
+	t.order = t.latest
+	if t.first {
+		t.order -= turnFirst
+	}
 	t.expire = math.Inf(1)
 	if cl.Wait > 0 {
 		t.expire = w.Arrived + cl.Wait
@@ -300,6 +305,10 @@ func (p *Pool) hold(now float64, t *Ticket) Decision {
 	p.stats.EverHeld++
 	return t.Decision
 }
+
+// turnFirst puts those whose turn it is before all others of their tenant,
+// seconds.
+const turnFirst = 1e9
 
 // bestAlone is the time to the first token on the best replica, were it idle
 // and the longest known prefix still there.
@@ -383,7 +392,7 @@ func (p *Pool) victim(t *Ticket) *Ticket {
 // shedNow refuses a ticket that is not in the queue.
 func (p *Pool) shedNow(now float64, t *Ticket, why Reason) Decision {
 	t.phase = phaseIdle
-	t.Decision = Decision{Verdict: Shed, Reason: why, RetryAfter: p.forecast(now, &t.Work, why)}
+	t.Decision = Decision{Verdict: Shed, Reason: why, RetryAfter: p.retryAfter(now, t, why)}
 	p.stats.Shed[why]++
 	p.stats.Classes[t.Work.Class].Shed++
 	return t.Decision
@@ -392,7 +401,7 @@ func (p *Pool) shedNow(now float64, t *Ticket, why Reason) Decision {
 // shedHeld takes a held ticket out; the next Advance returns it.
 func (p *Pool) shedHeld(now float64, t *Ticket, why Reason) {
 	p.held.remove(t)
-	p.drain.add(now, t.work) // it leaves the queue too
+	p.rates.left[t.Work.Class].add(now, t.work) // it leaves the queue too
 	p.shedNow(now, t, why)
 	t.phase = phaseOut
 	p.held.out = append(p.held.out, t)

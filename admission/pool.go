@@ -71,9 +71,8 @@ type Pool struct {
 	dirty     bool    // something changed since the last look at the held queue
 	nextLook  float64 // when it is looked at again though nothing changed
 	nextTick  float64
-	drain     drainRate
-	promised  promises
-	waitBias  float64 // log of true wait / forecast, learned
+	rates     rates
+	turns     turns
 	revoking  bool
 	offset    float64 // learned, common to all replicas, seconds
 	margin    float64 // log of the factor on predicted TTFT in admission
@@ -97,6 +96,8 @@ func New(cfg Config) *Pool {
 		p.shadow = scorer.Find(cfg.Shadow)
 	}
 	p.held.init(&p.cfg)
+	p.rates.init(len(p.cfg.Classes))
+	p.turns.init(len(p.cfg.Classes))
 	p.ctx.Par = cfg.Params
 	p.margin, p.late, p.marginITL = 0.14, 1.2, 0.1
 	p.ctx.View = &p.view
@@ -241,7 +242,8 @@ func (p *Pool) Admit(now float64, t *Ticket) Decision {
 	p.normalise(now, t)
 	p.stats.Offered++
 	class := int(t.Work.Class)
-	if !p.held.before(class) || p.held.countUpTo(class) < p.cfg.LookAhead && !p.dirty {
+	t.first = t.Work.Excluded == 0 && p.turns.back(now, t.Work.Print)
+	if !p.held.before(class) || p.held.countUpTo(class) < p.cfg.LookAhead && !p.dirty || t.first && !p.held.before(class-1) {
 		switch why := p.try(now, t, nil); why {
 		case tryPlaced:
 			return t.Decision
@@ -321,10 +323,12 @@ func (p *Pool) charge(now float64, t *Ticket, r *replica, pr *scorer.Prediction)
 	p.hot.used(t.Work.Blocks, p.hot.shared, r.spec.ID)
 	p.stats.Placed++
 	p.stats.Classes[t.Work.Class].Placed++
-	p.drain.add(now, p.tokenWork(&t.Work))
+	work := p.tokenWork(&t.Work)
+	p.rates.left[t.Work.Class].add(now, work)
+	p.rates.placed[t.Work.Class].add(now, work)
 	if !t.charged {
 		t.charged = true
-		p.held.serve(int(t.Work.Class), t.Work.Tenant, p.tokenWork(&t.Work))
+		p.held.serve(int(t.Work.Class), t.Work.Tenant, work)
 	}
 }
 
@@ -502,7 +506,7 @@ func (p *Pool) Leave(now float64, t *Ticket) {
 func (p *Pool) Stats() Stats {
 	s := p.stats
 	s.Held, s.HeldBytes, s.HeldWork = p.held.count, p.held.bytes, p.held.work
-	s.DrainRate = p.drain.rate
+	s.DrainRate = from(p.rates.left, 0)
 	s.Replicas = len(p.reps)
 	for c := range s.Classes {
 		s.Classes[c].Held = p.held.bands[c].count

@@ -109,7 +109,7 @@ func TestRandomLives(t *testing.T) {
 					blocks[i] = uint64(i+1) * 0x9e3779b97f4a7c15
 				}
 				x := &Ticket{Work: fleet.Work{Tenant: uint32(rapid.IntRange(0, 3).Draw(t, "tenant")), Class: uint8(rapid.IntRange(0, 4).Draw(t, "class")),
-					Prompt: rapid.SampledFrom([]int{0, 10, 1000, 30_000, 2_000_000}).Draw(t, "prompt"), Bytes: 100, Blocks: blocks, Tokens: 16,
+					Print: uint64(rapid.IntRange(0, 5).Draw(t, "print")), Prompt: rapid.SampledFrom([]int{0, 10, 1000, 30_000, 2_000_000}).Draw(t, "prompt"), Bytes: 100, Blocks: blocks, Tokens: 16,
 					Whole: rapid.Bool().Draw(t, "whole"), Deadline: rapid.SampledFrom([]float64{0, now + 0.5}).Draw(t, "deadline")}}
 				switch d := p.Admit(now, x); d.Verdict {
 				case Placed:
@@ -120,6 +120,7 @@ func TestRandomLives(t *testing.T) {
 					if d.Reason == ReasonNone {
 						t.Fatal("shed without a reason")
 					}
+					p.Told(x, x.Work.Print)
 				}
 			case 4, 5:
 				if len(placed) > 0 {
@@ -197,6 +198,12 @@ func TestRandomLives(t *testing.T) {
 			l.LastFirst = 0
 			if l != (fleet.Load{}) {
 				t.Fatalf("account is not zero: %+v", l)
+			}
+		}
+		p.turns.roll(now + 1e6)
+		for c, w := range p.turns.work {
+			if w != 0 || len(p.turns.list) > 0 || len(p.turns.byPrint) > 0 {
+				t.Fatalf("class %d: %v of work is still expected back, %d turns, %d prints", c, w, len(p.turns.list), len(p.turns.byPrint))
 			}
 		}
 		s := p.Stats()

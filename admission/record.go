@@ -30,6 +30,7 @@ const (
 	OpRemoved
 	OpCleared
 	OpReconfigure
+	OpTold
 )
 
 // Call is one call into a Pool: what it was told, and what it decided. It
@@ -54,6 +55,7 @@ type Call struct {
 	Hot      []HotPrefix
 	Blocks   []uint64
 	Config   Config
+	Print    uint64
 
 	// What it answered.
 	Decision Decision   // of Admit
@@ -141,6 +143,12 @@ func (r *Recorder) Progress(now float64, t *Ticket, tokens int) {
 func (r *Recorder) Done(now float64, t *Ticket, e End) {
 	r.Pool.Done(now, t, e)
 	r.tell(&Call{Op: OpDone, Now: now, Ticket: r.number(t), End: e})
+}
+
+// Told records Pool.Told.
+func (r *Recorder) Told(t *Ticket, print uint64) {
+	r.Pool.Told(t, print)
+	r.tell(&Call{Op: OpTold, Ticket: r.number(t), Print: print})
 }
 
 // Leave records Pool.Leave.

@@ -16,6 +16,7 @@ type ticketState struct {
 	phase   phase
 	revoked bool // Revoked has returned it
 	trial   bool // the one request of a recovering replica
+	first   bool // it was told to return now
 	charged bool // its tenant's counter was charged (once per request, not per attempt)
 
 	// While placed.
@@ -41,7 +42,8 @@ type ticketState struct {
 	// While held.
 	tq       *tenantQueue
 	seq      uint64
-	latest   float64 // latest useful start: the order within a tenant
+	latest   float64 // latest useful start
+	order    float64 // within a tenant: that, but those whose turn it is go first
 	expire   float64 // when it is shed
 	heap     int     // place in the expiry heap
 	work     float64 // token-work
@@ -49,6 +51,7 @@ type ticketState struct {
 	okAt     float64 // since when some replica would have taken it while a warmer one was preferred; 0 = not
 	toldAt   float64 // when a wait was forecast while this was the newest held one; 0 = never
 	told     float64 // and that wait, seconds, before its correction
+	turn     uint64  // of a shed one: the number of its turn; 0 = none
 	bandPrev *Ticket
 	bandNext *Ticket
 }

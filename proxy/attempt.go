@@ -178,6 +178,7 @@ func (f *flight) prepare(t *target) {
 			w.MaxOut = 1
 		}
 	}
+	w.Print = f.stormPrint
 	w.Model = t.id
 	f.target = t
 	f.prepareRung()

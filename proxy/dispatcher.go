@@ -138,6 +138,14 @@ func (pl *pool) woken(f *flight) (d admission.Decision, r *replica, out bool) {
 	return d, r, true
 }
 
+// told notes what the client of a refused request will be known by when it
+// returns.
+func (pl *pool) told(f *flight, print uint64) {
+	pl.mu.Lock()
+	defer pl.mu.Unlock()
+	pl.core.Told(&f.ticket, print)
+}
+
 // release returns the place. It does nothing when none is owed, so that every
 // way out may call it.
 func (pl *pool) release(f *flight, e admission.End) {

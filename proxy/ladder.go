@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"encoding/binary"
+	"math/rand/v2"
 	"strconv"
 	"sync"
 	"time"
@@ -224,7 +225,7 @@ func (f *flight) beginLadder(r *route) bool {
 		f.targets = c.one[:]
 		return true
 	}
-	f.refuse(admission.Decision{Reason: admission.ReasonNoReplica, RetryAfter: 5}, result{})
+	f.refuse(admission.Decision{Reason: admission.ReasonNoReplica, RetryAfter: 4 + 2*rand.Float64()}, result{})
 	return false
 }
 
@@ -294,7 +295,7 @@ func (f *flight) takeRung(i int, reason string, print uint64) bool {
 		if c.reason == "" {
 			c.reason = reason
 		}
-		f.noteStorm(print) // before the client has the answer: its next try may come at once
+		f.noteStorm(print, 0) // before the client has the answer: its next try may come at once
 	}
 	switch r.tier.Kind {
 	case ladder.KindPool:

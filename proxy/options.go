@@ -31,6 +31,7 @@ type Core interface {
 	Progress(now float64, t *admission.Ticket, tokens int)
 	Done(now float64, t *admission.Ticket, e admission.End)
 	Leave(now float64, t *admission.Ticket)
+	Told(t *admission.Ticket, print uint64)
 	Observe(now float64, id fleet.ID, s fleet.Sample)
 	Evidence(now float64, id fleet.ID, e fleet.Evidence)
 	Advance(now float64, out []*admission.Ticket) []*admission.Ticket

@@ -68,12 +68,14 @@ func (f *flight) refuse(d admission.Decision, last result) {
 		e = wire.NewError(wire.CodeCapacityExhausted, "all replicas of this model are busy")
 	}
 	if e.Status == 503 {
-		f.noteStorm(f.print())
-	}
-	if e.Status == 503 && d.RetryAfter > 0 {
-		// Clients that were shed together do not return together. The SDKs take
-		// more than 120 s as "never".
-		e.RetryAfter = min(d.RetryAfter*(0.8+0.4*rand.Float64()), 120)
+		print := f.print()
+		f.noteStorm(print, d.RetryAfter)
+		if f.pool != nil {
+			f.pool.told(f, print)
+		}
+		if d.RetryAfter > 0 {
+			e.RetryAfter = d.RetryAfter
+		}
 	}
 	f.fail(e)
 }

@@ -4,7 +4,11 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
+	"time"
+
+	"github.com/penstock/penstock/admission"
 )
 
 // While an operator has drained all replicas, no queue drains either: what
@@ -29,4 +33,56 @@ func TestRetryAfterWithAllReplicasDrained(t *testing.T) {
 		t.Errorf("after the drain: %d %s", a.status, a.body)
 	}
 	g.settled()
+}
+
+// A client that was refused and comes again with the same request is known to
+// the core by then, so that the turn it was told is its own.
+func TestReturningClientIsKnown(t *testing.T) {
+	var mu sync.Mutex
+	var offered, told []uint64
+	hold := make(chan struct{})
+	r := newFakeReplica(t, func(c *fakeConn) {
+		<-hold
+		ok(c)
+	})
+	rec := admission.Record(admission.New(admission.Config{Cap: 1, MaxHeld: 1}), func(c *admission.Call) {
+		mu.Lock()
+		defer mu.Unlock()
+		switch c.Op {
+		case admission.OpAdmit:
+			offered = append(offered, c.Work.Print)
+		case admission.OpTold:
+			told = append(told, c.Print)
+		}
+	})
+	g := newRig(t, []*fakeReplica{r}, func(o *Options, _ *admission.Config) { o.Pools[0].Core = rec })
+	g.core = rec.Pool
+	body := func(i int) string { return strings.Replace(plainBody, `"hi"`, fmt.Sprintf(`"%d"`, i), 1) }
+	var busy sync.WaitGroup
+	for i := range 2 { // one runs, one is held
+		busy.Go(func() { g.do(chat(body(i))) })
+	}
+	for n := 0; n < 2; {
+		mu.Lock()
+		n = len(offered)
+		mu.Unlock()
+		time.Sleep(time.Millisecond)
+	}
+	a := g.do(chat(body(9)))
+	ms, err := strconv.Atoi(a.headers.Get("retry-after-ms"))
+	if a.status != 503 || err != nil || ms < 1 {
+		t.Fatalf("%d, retry-after-ms %q", a.status, a.headers.Get("retry-after-ms"))
+	}
+	close(hold)
+	busy.Wait()
+	if a := g.do(chat(body(9))); a.status != 200 {
+		t.Errorf("it came again: %d %s", a.status, a.body)
+	}
+	g.do(chat(body(10)))
+	g.settled()
+	mu.Lock()
+	defer mu.Unlock()
+	if len(told) != 1 || told[0] == 0 || len(offered) != 5 || offered[3] != told[0] || offered[4] == told[0] {
+		t.Errorf("told %x, offered %x", told, offered)
+	}
 }

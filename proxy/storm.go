@@ -53,14 +53,25 @@ func (f *flight) checkStorm() *wire.Error {
 }
 
 // noteStorm notes that the request of that print was shed, or answered below
-// its first tier.
-func (f *flight) noteStorm(p uint64) {
+// its first tier, and told to come again in so many seconds.
+func (f *flight) noteStorm(p uint64, again float64) {
 	st := &f.p.storms
 	now := f.p.now()
 	st.mu.Lock()
 	st.guard.Answered(now, p)
 	st.mu.Unlock()
-	st.until.Store(math.Float64bits(now + stormWindow))
+	st.watch(now + max(stormWindow, admission.TurnKept(again)))
+}
+
+// watch has requests looked at until then, at least.
+func (st *storms) watch(until float64) {
+	bits := math.Float64bits(until)
+	for {
+		old := st.until.Load()
+		if math.Float64frombits(old) >= until || st.until.CompareAndSwap(old, bits) {
+			return
+		}
+	}
 }
 
 // forgetStorm ends the watch on a request that was answered in full by its
@@ -90,15 +101,7 @@ func (p *Proxy) EachStorm(f func(print uint64, tries int)) {
 }
 
 // PeersStorm tells that other routers have such requests now.
-func (p *Proxy) PeersStorm() {
-	until := math.Float64bits(p.now() + peerStorm)
-	for {
-		old := p.storms.until.Load()
-		if math.Float64frombits(old) >= math.Float64frombits(until) || p.storms.until.CompareAndSwap(old, until) {
-			return
-		}
-	}
-}
+func (p *Proxy) PeersStorm() { p.storms.watch(p.now() + peerStorm) }
 
 // peerStorm is how long PeersStorm holds, seconds: longer than a peer's
 // account counts when it goes silent.

@@ -71,7 +71,7 @@ type RetryMode uint8
 const (
 	NoRetry RetryMode = iota
 	Naive             // again after about half a second, whatever was said
-	Obey              // again after Retry-After, with ±20 % jitter
+	Obey              // again after Retry-After
 )
 
 // Client is how clients behave.

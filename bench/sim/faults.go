@@ -112,7 +112,7 @@ func (s *simulation) leave(f *flight) {
 	r := f.router
 	switch f.phase {
 	case held:
-		s.unheld(f, false)
+		s.unheld()
 		r.pool.Leave(s.now, &f.ticket)
 	case placed:
 		s.drop(f, s.nodes[f.res.Replica])

@@ -17,7 +17,9 @@ func (s *simulation) arrive(q *workload.Request) {
 	} else {
 		f = &flight{}
 	}
-	*f = flight{serial: f.serial + 1, blocks: f.blocks[:0], segs: f.segs[:0], seq: f.seq, after: f.after[:0]}
+	*f = flight{serial: f.serial + 1, blocks: f.blocks[:0], segs: f.segs[:0], seq: f.seq, told: f.told[:0]}
+	s.flights++
+	f.print = s.flights
 	f.res = Result{Request: q, Replica: -1}
 	f.router = s.routers[0]
 	if s.Routers > 1 {
@@ -59,7 +61,7 @@ func fingerprints(out []uint64, segs []workload.Seg, size int) []uint64 {
 func (s *simulation) offer(f *flight) {
 	q, w := f.res.Request, &f.ticket.Work
 	f.ticket = admission.Ticket{User: f}
-	*w = fleet.Work{Tenant: q.Tenant, Class: q.Class, Prompt: q.Prompt, Seqs: 1, Arrived: s.now, Tokens: float64(s.BlockTokens), Bytes: 4 * q.Prompt}
+	*w = fleet.Work{Tenant: q.Tenant, Class: q.Class, Prompt: q.Prompt, Seqs: 1, Arrived: s.now, Tokens: float64(s.BlockTokens), Bytes: 4 * q.Prompt, Print: f.print}
 	if !s.NoBlocks {
 		w.Blocks = f.blocks
 	}
@@ -103,40 +105,31 @@ func (s *simulation) admit(f *flight) {
 // decided acts on a decision.
 func (s *simulation) decided(f *flight, d admission.Decision) {
 	if f.phase == held {
-		s.unheld(f, d.Verdict == admission.Placed)
+		s.unheld()
 	}
 	switch d.Verdict {
 	case admission.Placed:
 		f.res.Held += s.now - f.heldAt
+		s.kept(f, true)
 		s.place(f, d)
 	case admission.Held:
 		f.phase = held
-		f.router.newest, f.router.serial = f, f.serial
 		if s.held++; s.held == 1 {
 			s.since = s.now
+			s.quiet.end(s.now)
 		}
 	default:
 		f.phase = idle
 		f.res.Held += s.now - f.heldAt
-		if q := f.router.newest; q != nil && q != f && q.serial == f.router.serial && q.phase == held {
-			q.after = append(q.after, promise{s.now, d.RetryAfter})
-		}
 		f.res.Reason, f.res.Retry = d.Reason, d.RetryAfter
 		s.refused(f, d)
 	}
 }
 
-// unheld takes f out of the count of held ones. A Retry-After that was told
-// while f was the newest held request was right when f leaves for a replica
-// just so much later: the queue of that moment is drained then.
-func (s *simulation) unheld(f *flight, placed bool) {
-	for _, p := range f.after {
-		if placed && s.now > p.at {
-			s.rep.promises = append(s.rep.promises, p.wait/(s.now-p.at))
-		}
-	}
-	f.after = f.after[:0]
+// unheld takes one out of the count of held ones.
+func (s *simulation) unheld() {
 	if s.held--; s.held == 0 {
+		s.quiet.begin(s.now)
 		for _, n := range s.nodes {
 			s.conserve(n, s.now)
 		}
@@ -153,6 +146,9 @@ func (s *simulation) conserve(n *node, until float64) {
 // refused: the client tries again or gives up.
 func (s *simulation) refused(f *flight, d admission.Decision) {
 	s.rep.sheds[d.Reason]++
+	if f.res.Offers > 1 {
+		s.rep.again++
+	}
 	if f.res.Attempts > 0 && (d.Reason == admission.ReasonExhausted || d.Reason == admission.ReasonNoReplica) {
 		s.end(f, Failed)
 		return
@@ -163,7 +159,9 @@ func (s *simulation) refused(f *flight, d admission.Decision) {
 	}
 	wait := 0.25 + 0.5*s.rng.Float64()
 	if s.Client.Retry == Obey {
-		wait = max(d.RetryAfter, 0.001) * (0.8 + 0.4*s.rng.Float64())
+		wait = max(d.RetryAfter, 0.001)
+		f.told = append(f.told, promise{s.now, wait})
+		f.router.pool.Told(&f.ticket, f.print)
 	}
 	f.phase = waiting
 	s.push(s.now+wait, occAgain, int(f.serial), 0, f)
@@ -251,6 +249,7 @@ func (s *simulation) answered(f *flight) {
 
 // end counts the flight and frees it.
 func (s *simulation) end(f *flight, o Outcome) {
+	s.kept(f, false)
 	f.res.Outcome, f.res.Ended = o, s.now
 	f.res.Good = o == OK && s.Goal.met(&f.res)
 	s.rep.add(&f.res)

@@ -27,15 +27,17 @@ func TestIncidentWithNaiveFailoverCollapses(t *testing.T) {
 	t.Logf("naive: goodput %.3f, TTFT p95 %.1f s", r.Goodput, r.TTFT.P95)
 }
 
-// Penstock keeps the objective of every request that it admits, sheds the
-// excess and tells it the truth about the wait; clients that obey do not come
-// back in step. A request that was at the replica when it died has lost that
-// much time: it is admitted again as what it is.
+// Penstock keeps the objective of every request that it admits, those that were
+// at the replica when it died included (what is left of their time decides
+// where they go, or that they are shed). The excess is deferred: told when to
+// return, and that is the truth, since a client that obeys has its turn then.
+// Those who obey do not come back in step.
 func TestIncidentWithAdmission(t *testing.T) {
 	c := incident(t, admission.Config{Objective: admission.Objective{TTFT: 0.5, ITL: 0.05}}, Client{Retry: Obey, Retries: 2})
 	c.CheckHeld = true
-	missed, admitted := 0, 0
+	missed, admitted, longest := 0, 0, 0.0
 	c.OnResult = func(r *Result) {
+		longest = max(longest, r.Retry)
 		if r.Outcome != OK || r.Request.At < 5 {
 			return
 		}
@@ -45,19 +47,21 @@ func TestIncidentWithAdmission(t *testing.T) {
 		}
 	}
 	r := simulate(t, c)
-	t.Logf("penstock: goodput %.3f, since the last offer p95 %.3f s p99 %.3f s, over 0.5 s %d of %d, shed %.3f, re-offers peak/mean %.2f", r.Goodput, r.Admitted.P95, r.Admitted.P99, missed, admitted, r.Refused, r.ReofferPeak)
-	t.Logf("Retry-After / true wait: p10 %.2f p50 %.2f p90 %.2f of %d", r.Promise.P10, r.Promise.P50, r.Promise.P90, r.Promise.N)
+	t.Logf("penstock: goodput %.3f, since the last offer p95 %.3f s p99 %.3f s, over 0.5 s %d of %d, refused for good %.3f", r.Goodput, r.Admitted.P95, r.Admitted.P99, missed, admitted, r.Refused)
+	t.Logf("Retry-After %.1f s and less; over the true wait p10 %.2f p50 %.2f p90 %.2f of %d, within 30 %%: %.4f", longest, r.Promise.P10, r.Promise.P50, r.Promise.P90, r.Promise.N, r.Kept)
+	t.Logf("%d returns, refused once more %.4f; in the fullest second %.2f times the mean, %.1f standard deviations over it", r.Reoffers, r.Again, r.ReofferPeak, r.ReofferSigma)
 	if missed > 0 {
 		t.Errorf("%d of %d admitted requests had their first token after the objective", missed, admitted)
 	}
-	if r.Promise.N < 100 || r.Promise.P10 < 0.7 || r.Promise.P50 < 0.85 || r.Promise.P50 > 1.15 || r.Promise.P90 > 1.35 {
-		t.Errorf("Retry-After over the true wait: p10 %.2f p50 %.2f p90 %.2f of %d", r.Promise.P10, r.Promise.P50, r.Promise.P90, r.Promise.N)
+	if r.Promise.N < 1000 || r.Promise.P10 < 0.9 || r.Promise.P90 > 1.1 || r.Kept < 0.99 {
+		t.Errorf("Retry-After over the true wait: p10 %.2f p50 %.2f p90 %.2f of %d, within 30 %%: %.4f", r.Promise.P10, r.Promise.P50, r.Promise.P90, r.Promise.N, r.Kept)
 	}
 	if lost := r.Outcomes[Failed] + r.Outcomes[Open]; lost > 0 {
 		t.Errorf("%d requests failed or never ended", lost)
 	}
-	if r.ReofferPeak > 4 {
-		t.Errorf("in its worst quarter of a second %g times the mean number of clients came back", r.ReofferPeak)
+	// 60 seconds of independent returns have one 2.5 deviations over the mean.
+	if r.Again > 0.01 || r.ReofferSigma > 4 {
+		t.Errorf("of %d returns %.4f were refused; the fullest second is %.1f standard deviations over the mean", r.Reoffers, r.Again, r.ReofferSigma)
 	}
 	if r.Withheld > 0.01 || r.IdleHeld > 0.01 {
 		t.Errorf("a request was held for %g s while a replica would have taken it, for %g s while one was idle", r.Withheld, r.IdleHeld)
@@ -99,7 +103,7 @@ func TestThreeOfFiftyLoseOne(t *testing.T) {
 	seconds := 80.0 - 25
 	a, g, x := float64(admitted)/seconds, float64(good)/seconds, float64(shed)/seconds
 	t.Logf("of 120 req/s: %.1f admitted, %.1f of them within their objectives, %.1f shed", a, g, x)
-	if a < 93 || a > 107 || x < 13 || x > 27 || g < 0.97*a {
+	if a < 95 || a > 106 || x < 14 || x > 25 || g < 0.98*a {
 		t.Errorf("%.1f admitted, %.1f good, %.1f shed per second", a, g, x)
 	}
 	if r.Sheds["capacity"] == 0 {

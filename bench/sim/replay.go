@@ -63,6 +63,8 @@ func (r *replay) call(c *admission.Call) (int, error) {
 		p.Progress(c.Now, r.ticket(c.Ticket), c.Tokens)
 	case admission.OpDone:
 		p.Done(c.Now, r.ticket(c.Ticket), c.End)
+	case admission.OpTold:
+		p.Told(r.ticket(c.Ticket), c.Print)
 	case admission.OpLeave:
 		p.Leave(c.Now, r.ticket(c.Ticket))
 	case admission.OpObserve:

@@ -40,12 +40,18 @@ type Report struct {
 	E2E      Quantiles
 	Held     Quantiles // time at the router, of answered ones that were held
 	Retry    Quantiles // Retry-After of the sheds
-	// Promise is Retry-After / the time in which the queue of that moment was
-	// really drained, over the sheds; 1 = right.
+	// Promise is Retry-After / the true wait (kept), over the refusals of clients
+	// that obey; 1 = right, 0 = never placed. Kept is the share of them within 30 %.
 	Promise Quantiles
-	// ReofferPeak is the largest number of retries in a quarter of a second over
-	// the mean of the seconds around it: clients that return in step.
-	ReofferPeak float64
+	Kept    float64
+	// Reoffers are the returns of refused clients; Again is the share of them
+	// that was refused once more.
+	Reoffers int
+	Again    float64
+	// ReofferPeak is the largest number of returns in a second over the mean of
+	// the seconds around it: clients that return in step. ReofferSigma is the
+	// same in standard deviations of returns that know nothing of each other.
+	ReofferPeak, ReofferSigma float64
 	// IdleHeld is the longest time for which a request was held while a healthy
 	// replica had nothing to do, s.
 	IdleHeld float64
@@ -68,7 +74,8 @@ type Report struct {
 	cfg                          *Config
 	ttft, tpot, e2e, hold, retry []float64
 	admitted                     []float64
-	reoffers                     []int // per quarter of a second
+	reoffers                     []int // per second
+	again                        int
 	ratio, promises              []float64
 	sheds                        [admission.ReasonCount]int
 	prompt, cached, out          float64
@@ -188,32 +195,43 @@ func (r *Report) checkBooks(p *admission.Pool, s admission.Stats) {
 
 // reoffer counts a client's coming back.
 func (r *Report) reoffer(at float64) {
-	i := int(at * 4)
+	i := int(at)
 	for len(r.reoffers) <= i {
 		r.reoffers = append(r.reoffers, 0)
 	}
 	r.reoffers[i]++
+	r.Reoffers++
 }
 
-// peak is the largest quarter of a second over the mean of the four seconds
-// around it, where at least 40 clients came back in these.
-func peak(x []int) (worst float64) {
-	const side = 8
+// peak is the largest second over the mean of the nine seconds around it, where
+// at least 90 clients came back in these, and the same in standard deviations.
+func peak(x []int) (worst, sigma float64) {
+	const side = 4
 	for i := side; i+side < len(x); i++ {
 		sum := 0
 		for _, n := range x[i-side : i+side+1] {
 			sum += n
 		}
-		if sum >= 40 {
-			worst = max(worst, float64(x[i])/(float64(sum)/(2*side+1)))
+		if mean := float64(sum) / (2*side + 1); sum >= 90 {
+			worst = max(worst, float64(x[i])/mean)
+			sigma = max(sigma, (float64(x[i])-mean)/math.Sqrt(mean))
 		}
 	}
-	return worst
+	return worst, sigma
 }
 
 func (r *Report) finish(s *simulation) {
-	r.ReofferPeak = peak(r.reoffers)
+	r.ReofferPeak, r.ReofferSigma = peak(r.reoffers)
 	r.reoffers = nil
+	if r.Reoffers > 0 {
+		r.Again = float64(r.again) / float64(r.Reoffers)
+	}
+	for _, x := range r.promises {
+		if math.Abs(x-1) <= 0.3 {
+			r.Kept++
+		}
+	}
+	r.Kept /= max(1, float64(len(r.promises)))
 	// What never ended is in no result list: count it as open.
 	missing := 0
 	for i := range s.Requests {
@@ -293,7 +311,7 @@ func (r *Report) Table(w io.Writer) {
 	}
 	fmt.Fprintln(w)
 	if len(r.Sheds) > 0 {
-		fmt.Fprintf(w, "sheds %v  Retry-After p50 %.2f s p95 %.2f s, over the true wait p10 %.2f p50 %.2f p90 %.2f\n", r.Sheds, r.Retry.P50, r.Retry.P95, r.Promise.P10, r.Promise.P50, r.Promise.P90)
+		fmt.Fprintf(w, "sheds %v  Retry-After p50 %.2f s p95 %.2f s, over the true wait p10 %.2f p50 %.2f p90 %.2f, refused again %.3f\n", r.Sheds, r.Retry.P50, r.Retry.P95, r.Promise.P10, r.Promise.P50, r.Promise.P90, r.Again)
 	}
 	if r.IdleHeld > 0 {
 		fmt.Fprintf(w, "longest time held while a replica was idle %.1f ms\n", 1e3*r.IdleHeld)

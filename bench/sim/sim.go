@@ -49,11 +49,9 @@ type flight struct {
 	segs    []model.Seg
 	heldAt  float64
 	offered float64   // when it was offered last
-	after   []promise // sheds that came while this was the newest held request
+	print   uint64    // by which routers know the client again
+	told    []promise // what it was told when it was refused
 }
-
-// promise is a Retry-After that was told at a time.
-type promise struct{ at, wait float64 }
 
 type flightPhase uint8
 
@@ -71,8 +69,6 @@ type router struct {
 	i       int
 	pool    *admission.Pool
 	wake    float64
-	newest  *flight // the request held last
-	serial  uint32  // of newest
 	out     []*admission.Ticket
 	could   map[heldOne]float64 // held ones that a replica would take, since when
 	samples []fleet.Sample      // on their way, by replica
@@ -118,6 +114,9 @@ type simulation struct {
 	open    int     // flights not ended
 	held    int     // of them, held at a router
 	since   float64 // when held last rose from 0
+	quiet   quiet
+	last    float64 // when the last request comes for the first time
+	flights uint64  // made
 
 	onWay     []*words // accounts on their way; the first one is number onWayBase
 	onWayBase int
@@ -227,7 +226,8 @@ func (s *simulation) loop() {
 	next := 0
 	end := s.Cooldown
 	if n := len(s.Requests); n > 0 {
-		end += s.Requests[n-1].At
+		s.last = s.Requests[n-1].At
+		end += s.last
 	}
 	for {
 		arrival := math.Inf(1)

@@ -172,11 +172,10 @@ func TestImpatience(t *testing.T) {
 }
 
 // When the overload is short, clients that come back are served in the end,
-// whether they obey Retry-After or not. Who is refused more often is not
-// judged: Retry-After is the true wait for a place in the held queue, which is
-// shorter than the half second of naive clients here, so those that obey ask
-// more often.
+// whether they obey Retry-After or not; those that obey are refused less often,
+// since their turn is kept.
 func TestRetriesOfClients(t *testing.T) {
+	refusals := map[RetryMode]int{}
 	for _, mode := range []RetryMode{NoRetry, Naive, Obey} {
 		c := base(t, 2, 200)
 		for i := range c.Requests {
@@ -187,12 +186,19 @@ func TestRetriesOfClients(t *testing.T) {
 		}
 		c.Client = Client{Retry: mode, Retries: 50}
 		r := simulate(t, c)
+		for _, n := range r.Sheds {
+			refusals[mode] += n
+		}
 		if mode == NoRetry && r.Outcomes[Shed] == 0 {
 			t.Fatal("no overload")
 		}
 		if mode != NoRetry && r.Outcomes[OK] < r.Offered*9/10 {
 			t.Errorf("mode %d: %d of %d served", mode, r.Outcomes[OK], r.Offered)
 		}
+	}
+	t.Logf("refusals: naive %d, obeying %d", refusals[Naive], refusals[Obey])
+	if refusals[Obey] >= refusals[Naive] {
+		t.Errorf("refusals: obeying %d, naive %d", refusals[Obey], refusals[Naive])
 	}
 }
 
