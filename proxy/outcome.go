@@ -25,6 +25,8 @@ func (f *flight) cancelledWhile(ph phase) {
 		f.fail(e)
 		return
 	case f.why() == causeShutdown:
+		// Cut in the middle, and the client takes not even the error event.
+		f.outcome, f.errCode = outcomeFailed, wire.CodeUpstreamStreamFailed
 	default:
 		f.status = statusClientClosed
 		f.p.metrics.cancels[ph].Inc()
