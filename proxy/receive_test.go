@@ -96,6 +96,12 @@ func TestABodyThatFailsIsAnsweredWithTheRequestsIdentity(t *testing.T) {
 			t.Errorf("%s: the identity is not echoed: %v", name, a.headers)
 		}
 	}
+	// What is wrong with a head that cannot be read is told as that.
+	for _, head := range []string{"X-A: a\x01b", "no colon", "Content-Length: 1 0", ": empty"} {
+		if a := g.do("POST /v1/chat/completions HTTP/1.1\r\nHost: r\r\n" + head + "\r\n\r\n"); a.status != 400 || !strings.Contains(a.body, "not valid HTTP") {
+			t.Errorf("%q: %d %s", head, a.status, a.body)
+		}
+	}
 	if g.p.receiving.Load() != 0 {
 		t.Error("a body is still counted")
 	}

@@ -313,6 +313,7 @@ func (p *Proxy) handleError(ctx *fasthttp.RequestCtx, err error) {
 	f.begin()
 	p.inFlight.Add(1)
 	c.received()
+	whole := c.headRead // else it is the head that could not be read
 	bad := c.head(&ctx.Request.Header)
 	f.classifyPath()
 	f.closeConn, c.linger = true, true
@@ -324,7 +325,7 @@ func (p *Proxy) handleError(ctx *fasthttp.RequestCtx, err error) {
 	case errors.As(err, &small):
 		e = badRequest("the request's head is too large")
 		e.Status = fasthttp.StatusRequestHeaderFieldsTooLarge
-	case bad != nil && !errors.As(err, &small):
+	case whole && bad != nil:
 		e = bad
 	case c.noRoom:
 		e = errNoRoom()
