@@ -4,6 +4,7 @@ import (
 	"math"
 
 	"github.com/penstock/penstock/fleet"
+	"github.com/penstock/penstock/scorer"
 )
 
 // ticketList is an intrusive list; a ticket is in one at a time.
@@ -55,5 +56,16 @@ func (r *replica) prefillFrom(now float64) float64 {
 // prefillBusy adds a prefill to the share of time that is spent on them.
 func (p *Pool) prefillBusy(now float64, r *replica, v *fleet.Replica, seconds float64) {
 	v.PrefillShare = v.PrefillShare*math.Exp(-(now-r.busyAt)/fleet.PrefillWindow) + seconds/fleet.PrefillWindow
-	r.busyAt = now
+	r.busyAt, r.stale = now, true
+}
+
+// loadedOf is what predictions need of replica i, brought up to date. Whatever
+// changes a replica in the view has to say so by its stale flag.
+func (p *Pool) loadedOf(i int) *scorer.Loaded {
+	r := p.reps[i]
+	if r.stale {
+		r.stale = false
+		p.loaded[i].Of(&p.view.Replicas[i])
+	}
+	return &p.loaded[i]
 }

@@ -8,7 +8,7 @@ import (
 
 // benchPool is 100 replicas with a realistic index: 400 prefix families of
 // 1,500 tokens, each on a few replicas, and some load everywhere.
-func benchPool(b *testing.B, replicas int) (*Pool, [][]uint64) {
+func benchPool(b testing.TB, replicas int) (*Pool, [][]uint64) {
 	b.Helper()
 	p := pool(b, Config{Objective: Objective{TTFT: 2, TTFTPer1k: 0.5, ITL: 0.2}, HangAfter: 1e9}, replicas)
 	families := make([][]uint64, 400)
@@ -45,6 +45,58 @@ func BenchmarkPick(b *testing.B) {
 			b.Fatalf("%+v", t.Decision)
 		}
 		p.Done(now, t, End{Outcome: Finished, Prompt: 1600, Completion: 100})
+	}
+}
+
+// A decision among 100 replicas allocates nothing, nor does one out of the held
+// queue.
+func TestDecisionsAllocateNothing(t *testing.T) {
+	p, families := benchPool(t, 100)
+	x, now, i := &Ticket{}, 10.0, 0
+	pick := func() {
+		now += 1e-4
+		i++
+		x.Work = fleet.Work{Model: 1, Tenant: uint32(i % 50), Prompt: 1600, Blocks: families[i%len(families)], Tokens: 16, MaxOut: 300}
+		if p.Admit(now, x).Verdict != Placed {
+			t.Fatalf("%+v", x.Decision)
+		}
+		p.Done(now, x, End{Outcome: Finished, Prompt: 1600, Completion: 100})
+	}
+	for range 2000 { // the index and its tables have their size then
+		pick()
+	}
+	if n := testing.AllocsPerRun(2000, pick); n != 0 {
+		t.Errorf("%g allocations for each decision", n)
+	}
+
+	q := pool(t, Config{Cap: 2, Classes: []Class{{Name: "a", Wait: 1e9, Patient: true}}, HangAfter: 1e9}, 4)
+	var running []*Ticket
+	out := make([]*Ticket, 0, 64)
+	offer := func(y *Ticket) {
+		i++
+		y.Work = fleet.Work{Model: 1, Tenant: uint32(i % 7), Prompt: 500, MaxOut: 200}
+		if q.Admit(now, y).Verdict == Placed {
+			running = append(running, y)
+		}
+	}
+	for range 200 {
+		offer(&Ticket{})
+	}
+	turn := func() {
+		now += 1e-3
+		y := running[0]
+		copy(running, running[1:])
+		running = running[:len(running)-1]
+		q.Done(now, y, End{Outcome: Finished, Completion: 100})
+		out = q.Advance(now, out[:0])
+		running = append(running, out...)
+		offer(y)
+	}
+	for range 2000 {
+		turn()
+	}
+	if n := testing.AllocsPerRun(2000, turn); n != 0 {
+		t.Errorf("%g allocations for each placement out of the queue", n)
 	}
 }
 

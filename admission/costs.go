@@ -13,11 +13,15 @@ type Cost struct {
 	TTFT, Own, Harm, Cost, Hit float64
 }
 
+// costsKept is how many replicas' costs are remembered, the first of the view:
+// people look at them.
+const costsKept = 16
+
 // noCosts begins a decision about w.
 func (p *Pool) noCosts(w *fleet.Work) {
 	p.costOf = w
-	if len(p.costs) != len(p.view.Replicas) {
-		p.costs = make([]Cost, len(p.view.Replicas))
+	if n := min(costsKept, len(p.view.Replicas)); len(p.costs) != n {
+		p.costs = make([]Cost, n)
 	}
 	nan := math.NaN()
 	for i := range p.costs {
@@ -26,14 +30,17 @@ func (p *Pool) noCosts(w *fleet.Work) {
 }
 
 func (p *Pool) keepCost(i int, pr *scorer.Prediction, cost float64) {
+	if i >= len(p.costs) {
+		return
+	}
 	p.costs[i] = Cost{pr.TTFT, pr.Own, pr.Harm, cost, p.hits[i]}
 }
 
 // Costs is what the decision made last about w was made from, by index of
-// View().Replicas; nil when another was made since, or none by cost. It is
+// View().Replicas, for the first 16 of them; nil when another was made since, or none by cost. It is
 // valid until the next call.
 func (p *Pool) Costs(w *fleet.Work) []Cost {
-	if p.costOf != w || len(p.costs) != len(p.view.Replicas) {
+	if p.costOf != w || len(p.costs) != min(costsKept, len(p.view.Replicas)) {
 		return nil
 	}
 	return p.costs

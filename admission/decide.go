@@ -63,7 +63,6 @@ func (p *Pool) candidates(now float64, w *fleet.Work, block *replica) (why tryRe
 	c.Cand = c.Cand[:0]
 	trial = -1
 	var serves, permitted, fits, untried, doubtful, later, ramping, elsewhere bool
-	upReqs, upPre, ups := 0, 0, 0
 	soft := 0
 	for i := range p.view.Replicas {
 		v := &p.view.Replicas[i]
@@ -92,17 +91,10 @@ func (p *Pool) candidates(now float64, w *fleet.Work, block *replica) (why tryRe
 			doubtful = true
 			continue
 		}
-		requests := v.Own.Requests + v.Peers.Requests + v.Other.Requests
 		switch {
 		case open:
 			later = true
-			if v.Health.State == fleet.StateUp {
-				upReqs += requests
-				upPre += v.Own.Prefilling + v.Peers.Prefilling + v.Other.Prefilling
-				ups++
-			} else {
-				ramping = true
-			}
+			ramping = ramping || v.Health.State == fleet.StateRamping
 			if r == block || p.capped(r, v) {
 				continue
 			}
@@ -119,7 +111,7 @@ func (p *Pool) candidates(now float64, w *fleet.Work, block *replica) (why tryRe
 		}
 	}
 	if ramping {
-		p.limitRamps(upReqs, upPre, ups)
+		p.limitRamps(w)
 	}
 	switch {
 	case later || trial >= 0:
@@ -188,18 +180,27 @@ func (p *Pool) failOpen(now float64, w *fleet.Work) {
 // limitRamps takes ramping replicas out that have their share already: that
 // share of what the others have on average, of requests and, since its cache is
 // cold and each prompt costs it more than them, of prompts being computed.
-func (p *Pool) limitRamps(requests, prefills, ups int) {
-	if ups == 0 {
+func (p *Pool) limitRamps(w *fleet.Work) {
+	n, requests, prefills := 0.0, 0.0, 0.0
+	for i, r := range p.reps {
+		v := &p.view.Replicas[i]
+		if v.Health.State == fleet.StateUp && !r.gone && v.Serves(w.Model) && w.Needs&^v.Caps == 0 && (w.Regions == 0 || w.Regions&v.Region != 0) {
+			s := p.loadedOf(i)
+			n++
+			requests += s.Requests
+			prefills += s.Prefilling
+		}
+	}
+	if n == 0 {
 		return
 	}
-	n := float64(ups)
 	keep := p.ctx.Cand[:0]
 	for _, i := range p.ctx.Cand {
 		v := &p.view.Replicas[i]
 		if v.Health.State == fleet.StateRamping {
 			l := v.Load()
 			most := func(mean float64) int { return int(max(1, math.Ceil(v.Health.Share*(mean+1)))) }
-			if l.Requests >= most(float64(requests)/n) || l.Prefilling >= most(2*float64(prefills)/n) {
+			if l.Requests >= most(requests/n) || l.Prefilling >= most(2*prefills/n) {
 				continue
 			}
 		}
@@ -288,7 +289,7 @@ func (l *limits) spare(t float64, pr *scorer.Prediction) float64 {
 // tells whether the replica takes the request.
 //
 // late tells that not even the end of all prefills before it would be in time.
-func (l *limits) over(v *fleet.Replica, pr *scorer.Prediction) (over float64, ok, late bool) {
+func (l *limits) over(v *fleet.Replica, s *scorer.Loaded, pr *scorer.Prediction) (over float64, ok, late bool) {
 	alone := l.spare(pr.Alone, pr)
 	lost := alone > l.ttft
 	if lost {
@@ -296,13 +297,12 @@ func (l *limits) over(v *fleet.Replica, pr *scorer.Prediction) (over float64, ok
 	} else {
 		over = max(0, l.spare(pr.TTFT, pr)-(l.ttft-l.elapsed))
 	}
-	requests := v.Own.Requests + v.Peers.Requests + v.Other.Requests
 	switch {
-	case requests == 0:
+	case s.Requests == 0:
 		return over, true, false // an idle replica always takes one
 	case v.Trust < 0.5:
 		// Nothing is known of it yet: a guess must not keep traffic from it.
-		return 0, requests < 2*v.Profile.MaxSeqs, false
+		return 0, s.Requests < float64(2*v.Profile.MaxSeqs), false
 	}
 	late = !lost && alone > l.ttft-l.elapsed
 	return over, over == 0 && (lost || pr.KVOver == 0 && pr.ITL <= l.itl), late
@@ -331,8 +331,9 @@ func (p *Pool) choose(now float64, t *Ticket) (chosen int, late bool) {
 		}
 		i := int(c.Cand[j])
 		v := &p.view.Replicas[i]
-		scorer.Predict(now, v, &t.Work, c.Hits[i], &c.Par, &pr)
-		over, ok, tooLate := lim.over(v, &pr)
+		s := p.loadedOf(i)
+		s.Predict(now, &t.Work, c.Hits[i], &c.Par, &pr)
+		over, ok, tooLate := lim.over(v, s, &pr)
 		late = late && tooLate
 		cost := pr.Cost + c.Par.WTTFT*over
 		if bonus > 0 {
@@ -373,8 +374,9 @@ func (p *Pool) chooseOther(lim *limits) (chosen int, late bool) {
 	late = true
 	for _, i := range all {
 		v := &p.view.Replicas[i]
-		scorer.Predict(c.View.Now, v, c.Work, c.Hits[i], &c.Par, &pr)
-		_, ok, tooLate := lim.over(v, &pr)
+		s := p.loadedOf(int(i))
+		s.Predict(c.View.Now, c.Work, c.Hits[i], &c.Par, &pr)
+		_, ok, tooLate := lim.over(v, s, &pr)
 		late = late && tooLate
 		if ok {
 			fits = append(fits, i)
@@ -431,7 +433,7 @@ func (p *Pool) place(now float64, t *Ticket, i int) tryResult {
 	}
 	v := &p.view.Replicas[i]
 	var pr scorer.Prediction
-	scorer.Predict(now, v, &t.Work, p.hits[i], &p.ctx.Par, &pr)
+	p.loadedOf(i).Predict(now, &t.Work, p.hits[i], &p.ctx.Par, &pr)
 	t.Decision = Decision{Verdict: Placed, Replica: v.ID, TTFT: pr.TTFT, ITL: pr.ITL, Own: pr.Own, Harm: pr.Harm, Hit: p.hits[i]}
 	work := max(pr.Queue, v.Profile.Front(t.Work.Prompt)) + pr.Prefill
 	t.plain = work/v.ScalePrefill + (pr.TTFT-v.Offset-work-pr.Wait)/v.ScaleDecode + plainFloor

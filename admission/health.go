@@ -309,6 +309,7 @@ func (p *Pool) Observe(now float64, id fleet.ID, s fleet.Sample) {
 		r.profile.MaxSeqs = int(s.Running)
 	}
 	p.otherLoad(r, v, &s)
+	r.stale = true
 	if u := s.KVUsage; u == u && u >= 0 {
 		shared := max(0, u*float64(r.profile.KVTokens)-(v.Memory()-v.Shared))
 		v.Shared += 0.3 * (shared - v.Shared)
@@ -376,6 +377,7 @@ func (p *Pool) placedPrompt(tokens float64) {
 		return
 	}
 	for i := range p.view.Replicas {
+		p.reps[i].stale = true
 		o := &p.view.Replicas[i].Other
 		o.PrefillTokens *= tokens / unknownPrompt
 		o.KVTokens *= tokens / unknownPrompt

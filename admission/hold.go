@@ -591,8 +591,9 @@ func (p *Pool) Takeable(now float64, out []*Ticket) []*Ticket {
 			lim, takes := p.limitsOf(now, &t.Work), trial >= 0
 			for _, i := range p.ctx.Cand {
 				v := &p.view.Replicas[i]
-				scorer.Predict(now, v, &t.Work, p.hits[i], &p.ctx.Par, &pr)
-				_, ok, _ := lim.over(v, &pr)
+				s := p.loadedOf(int(i))
+				s.Predict(now, &t.Work, p.hits[i], &p.ctx.Par, &pr)
+				_, ok, _ := lim.over(v, s, &pr)
 				takes = takes || ok
 			}
 			if takes {

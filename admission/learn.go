@@ -228,7 +228,7 @@ func (p *Pool) applyScales(now float64) {
 		v := &p.view.Replicas[i]
 		v.ScalePrefill = actScale(now, common, &r.learn.prefill)
 		v.ScaleDecode = actScale(now, commonD, &r.learn.decode)
-		v.Offset = p.offset
+		v.Offset, r.stale = p.offset, true
 	}
 }
 

@@ -72,6 +72,7 @@ func add(a, b fleet.Load, sign float64) fleet.Load {
 // done since their snapshot what this router did since then, else all routers
 // see the same stale gap and fill it together.
 func (p *Pool) correctPeers(r *replica, v *fleet.Replica) {
+	r.stale = true
 	if len(r.peers) == 0 {
 		if v.Peers != (fleet.Load{}) {
 			v.Peers = fleet.Load{}

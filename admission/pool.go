@@ -31,6 +31,7 @@ type replica struct {
 	good      float64 // when the latest request was placed that it began to answer
 	counters  [3]float64
 	moving    bool // its counters have been seen to move
+	stale     bool // what predictions need of it has changed, see loadedOf
 	revoke    bool // tickets without a first token must go elsewhere
 	blockSize float64
 
@@ -46,7 +47,8 @@ type replica struct {
 type Pool struct {
 	cfg    Config
 	view   fleet.View
-	reps   []*replica // parallel to view.Replicas
+	loaded []scorer.Loaded // parallel to view.Replicas
+	reps   []*replica      // parallel to view.Replicas
 	byID   map[fleet.ID]*replica
 	slots  []bool // prefix-index slots in use
 	index  prefixIndex
@@ -138,6 +140,7 @@ func (p *Pool) Join(now float64, s ReplicaSpec) {
 		ID: s.ID, Name: s.Name, Models: s.Models, Caps: s.Caps, Region: s.Region, Domain: s.Domain,
 		ScalePrefill: 1, ScaleDecode: 1,
 	})
+	p.loaded = append(p.loaded, scorer.Loaded{})
 	v := &p.view.Replicas[r.i]
 	p.setProfile(r, v, s.Profile)
 	v.Health.Start(now, s.Warm, &p.cfg.Health)
@@ -160,7 +163,7 @@ func (p *Pool) setProfile(r *replica, v *fleet.Replica, given *fleet.Profile) {
 	orDefault(&r.profile.MaxSeqs, g.MaxSeqs)
 	orDefault(&r.profile.MaxBatched, g.MaxBatched)
 	orDefault(&r.profile.BlockTokens, g.BlockTokens)
-	v.Profile = &r.profile
+	v.Profile, r.stale = &r.profile, true
 	p.index.setLimit(r.slot, int(float64(r.profile.KVTokens)/r.blockSize))
 }
 
@@ -202,13 +205,13 @@ func (p *Pool) discard(r *replica) {
 	p.slots[r.slot] = false
 	delete(p.byID, r.spec.ID)
 	p.reps[r.i] = p.reps[last]
-	p.reps[r.i].i = r.i
+	p.reps[r.i].i, p.reps[r.i].stale = r.i, true
 	p.view.Replicas[r.i] = p.view.Replicas[last]
 	p.view.Replicas[last] = fleet.Replica{}
 	p.reps[last] = nil
 	p.reps = p.reps[:last]
 	p.view.Replicas = p.view.Replicas[:last]
-	p.hits = p.hits[:last]
+	p.hits, p.loaded = p.hits[:last], p.loaded[:last]
 }
 
 // Drain is the operator's: on takes no new work, off lets it ramp up again.

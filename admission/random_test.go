@@ -172,6 +172,10 @@ func TestRandomLives(t *testing.T) {
 				if l.Requests < 0 || l.Prefilling < 0 || l.PrefillTokens < 0 || l.KVTokens < 0 || l.OutTokens < 0 || l.Unique < 0 {
 					t.Fatalf("negative account %+v", l)
 				}
+				var fresh scorer.Loaded
+				if fresh.Of(v); !p.reps[i].stale && fresh != p.loaded[i] {
+					t.Fatalf("replica %d has changed, and predictions go by what it was:\n%+v\n%+v", v.ID, fresh, p.loaded[i])
+				}
 				if cfg.Cap > 0 && v.Own.Requests > cfg.Cap {
 					t.Fatalf("%d at a replica with cap %d", v.Own.Requests, cfg.Cap)
 				}

@@ -41,16 +41,6 @@ type Prediction struct {
 	KVOver  float64 // KV tokens over capacity if it ran there now; 0 = it fits
 }
 
-// PrefillWork is the work of computing u prompt tokens behind hit cached ones,
-// in tokens of plain prefill: attention over a long context costs more than
-// its tokens.
-func PrefillWork(p *fleet.Profile, u, hit float64) float64 {
-	if p.PerPrefill <= 0 {
-		return u
-	}
-	return u + p.PerAttn*u*(hit+u/2)/p.PerPrefill
-}
-
 // Step is the predicted time of one decode step with n sequences and kv KV
 // tokens read, seconds.
 func Step(r *fleet.Replica, n, kv float64) float64 {
@@ -67,93 +57,128 @@ const (
 	shortMost  = 4
 )
 
+// Loaded is what a prediction needs of one replica, whatever the request: it
+// stays the same until the replica's account, its scales or its profile change,
+// and most replicas of a large fleet do not change between two decisions.
+type Loaded struct {
+	Requests, Prefilling          float64 // there, and of them without a first token
+	queued, last, n, waiting      float64
+	decode, wait                  float64
+	perPrefill, full, batch       float64 // s per prompt token, the same in full batches, tokens of one
+	perSeq, perKV                 float64
+	attn                          float64 // work of a token pair, in tokens of prefill
+	front, offset                 float64
+	memory, capacity, slots, left float64
+	share, free                   float64 // of its time that goes to prefills, and what is left of it
+}
+
+// Of takes a replica's state.
+func (s *Loaded) Of(r *fleet.Replica) {
+	p := r.Profile
+	s.Requests = float64(r.Own.Requests + r.Peers.Requests + r.Other.Requests)
+	s.Prefilling = float64(r.Own.Prefilling + r.Peers.Prefilling + r.Other.Prefilling)
+	s.queued = r.Own.PrefillTokens + r.Peers.PrefillTokens + r.Other.PrefillTokens
+	toCome := r.Own.OutTokens + r.Peers.OutTokens + r.Other.OutTokens
+	s.last = max(r.Own.LastFirst, r.Peers.LastFirst)
+	s.slots = float64(p.MaxSeqs)
+	s.n, s.waiting = s.Requests-s.Prefilling, 0
+	if s.slots > 0 && s.n > s.slots {
+		s.n, s.waiting = s.slots, s.n-s.slots
+	}
+	s.decode = Step(r, s.n, r.Own.KVTokens+r.Peers.KVTokens+r.Other.KVTokens)
+	s.perPrefill = r.ScalePrefill * p.PerPrefill
+	s.perSeq, s.perKV = r.ScaleDecode*p.PerSeq, r.ScaleDecode*p.PerKV
+	s.attn = 0
+	if p.PerPrefill > 0 {
+		s.attn = p.PerAttn / p.PerPrefill
+	}
+	s.batch = float64(p.MaxBatched) - s.n
+	s.full = s.perPrefill
+	if p.MaxBatched > 0 {
+		s.full += s.decode / max(s.batch, 1)
+	} else {
+		s.batch = math.Inf(1)
+	}
+	s.share = r.PrefillShare
+	s.free = 1 - min(0.9, s.share)
+	switch {
+	case s.n > 0:
+		// Half of the step that runs, with the prefills in it, and its own.
+		s.wait = s.decode + 0.5*s.decode/s.free
+	case s.Prefilling > 0:
+		// They will decode beside this one: priced lower, a burst goes to the one
+		// replica whose requests have not begun.
+		s.wait = 1.5 * s.decode
+	default:
+		s.wait = 0.5 * s.decode
+	}
+	s.front, s.offset = p.Front(1), r.Offset
+	s.memory, s.capacity = r.Memory(), float64(p.KVTokens)
+	s.left = max(1, toCome/max(1, s.Requests)) // output tokens that one request still has to make
+}
+
 // Predict fills out for request w on replica r, of whose prompt hit tokens are
 // expected to be cached there.
 func Predict(now float64, r *fleet.Replica, w *fleet.Work, hit float64, par *Params, out *Prediction) {
-	p := r.Profile
-	requests := float64(r.Own.Requests + r.Peers.Requests + r.Other.Requests)
-	prefilling := float64(r.Own.Prefilling + r.Peers.Prefilling + r.Other.Prefilling)
-	queued := r.Own.PrefillTokens + r.Peers.PrefillTokens + r.Other.PrefillTokens
-	kv := r.Own.KVTokens + r.Peers.KVTokens + r.Other.KVTokens
-	toCome := r.Own.OutTokens + r.Peers.OutTokens + r.Other.OutTokens
-	last := max(r.Own.LastFirst, r.Peers.LastFirst)
+	var s Loaded
+	s.Of(r)
+	s.Predict(now, w, hit, par, out)
+}
 
+// Predict is the same for a state that was taken before.
+func (s *Loaded) Predict(now float64, w *fleet.Work, hit float64, par *Params, out *Prediction) {
 	seqs := float64(max(1, w.Seqs))
 	prompt := float64(w.Prompt)
 	answer := w.Out * seqs
 	u := max(1, prompt-hit)
-	work := PrefillWork(p, u, hit)
-
-	slots := float64(p.MaxSeqs)
-	n := requests - prefilling
-	waiting := 0.0
-	if slots > 0 && n > slots {
-		n, waiting = slots, n-slots
-	}
-	decode := Step(r, n, kv)
-	perPrefill := r.ScalePrefill * p.PerPrefill
+	work := u + s.attn*u*(hit+u/2)
 
 	// Time since the last first token is progress inside the prefill that runs
 	// now: no more than that one request's share, and not its last batch, since
 	// work comes off in whole steps.
-	perToken := perPrefill
-	batch := float64(p.MaxBatched) - n
-	if p.MaxBatched > 0 && queued+work > batch {
+	queued, perToken, batch := s.queued, s.perPrefill, s.batch
+	if queued+work > batch {
+		perToken = s.full
 		batch = max(batch, 1)
-		perToken = perPrefill + decode/batch
 	}
 	if queued > 0 {
-		share := queued / max(1, prefilling)
-		if perToken > 0 {
-			queued -= min(max(0, share-batch), max(0, now-last)/perToken)
+		if over := queued/max(1, s.Prefilling) - batch; over > 0 && perToken > 0 {
+			queued -= min(over, max(0, now-s.last)/perToken)
 		}
 	}
 	out.Queue = queued * perToken
-	front := p.Front(w.Prompt)
 	out.Prefill = work * perToken
-	wait := 0.5 * decode
-	if n > 0 {
-		// Half of the step that runs, with the prefills in it, and its own.
-		wait = decode + 0.5*decode/(1-min(0.9, r.PrefillShare))
-	} else if prefilling > 0 {
-		// They will decode beside this one: priced lower, a burst goes to the one
-		// replica whose requests have not begun.
-		wait = 1.5 * decode
-	}
+	front := s.front * prompt
 
 	// Memory and sequence slots come free as decodes end.
-	memory := r.Memory()
-	out.KVOver = max(0, memory+u+answer-float64(p.KVTokens))
+	out.KVOver = max(0, s.memory+u+answer-s.capacity)
 	out.Wait = 0
-	if requests > 0 {
-		left := max(1, toCome/requests) // output tokens that one request still has to make
-		if out.KVOver > 0 && memory > 0 {
-			out.Wait = out.KVOver / memory * left * decode
+	if s.Requests > 0 {
+		if out.KVOver > 0 && s.memory > 0 {
+			out.Wait = out.KVOver / s.memory * s.left * s.decode
 		}
-		if slots > 0 && requests+seqs > slots {
-			out.Wait = max(out.Wait, (waiting+prefilling+seqs)/slots*left*decode)
+		if s.slots > 0 && s.Requests+seqs > s.slots {
+			out.Wait = max(out.Wait, (s.waiting+s.Prefilling+seqs)/s.slots*s.left*s.decode)
 		}
 	}
-	out.Alone = r.Offset + wait + front + out.Prefill
+	out.Alone = s.offset + s.wait + front + out.Prefill
 	// While the front end works on it, the queue before it shrinks.
-	out.TTFT = r.Offset + wait + max(front, out.Queue) + out.Prefill + out.Wait
-	perSeq := r.ScaleDecode * p.PerSeq
-	perKV := r.ScaleDecode * p.PerKV
-	out.Step = decode + perSeq*(prefilling+seqs) + perKV*(prompt+w.Out/2)*seqs
-	out.ITL = out.Step / (1 - min(0.9, r.PrefillShare))
-	decoding := w.Out * (decode + perSeq*seqs + perKV*prompt*seqs)
+	out.TTFT = s.offset + s.wait + max(front, out.Queue) + out.Prefill + out.Wait
+	out.Step = s.decode + s.perSeq*(s.Prefilling+seqs) + s.perKV*(prompt+w.Out/2)*seqs
+	out.ITL = out.Step / s.free
+	decoding := w.Out * (s.decode + s.perSeq*seqs + s.perKV*prompt*seqs)
 	out.Own = out.TTFT + decoding
-	others := n + prefilling
-	out.Harm = work*perPrefill*others + answer*(perSeq+perKV*(prompt+w.Out/2))*others
+	others := s.n + s.Prefilling
+	out.Harm = work*s.perPrefill*others + answer*(s.perSeq+s.perKV*(prompt+w.Out/2))*others
 	out.Work = work
 	// A wait counts against what the prompt takes by itself: half a second more
 	// is much for a short one and little for one of 30,000 tokens.
 	short := max(shortLeast, min(shortMost, shortAlone/out.Alone))
 	out.Cost = par.WTTFT*short*out.TTFT + decoding + par.WHarm*out.Harm
 	if par.ITL > 0 {
-		busy := perPrefill * work / fleet.PrefillWindow
-		before := missing(decode / (1 - min(0.9, r.PrefillShare)) / par.ITL)
-		after := missing(out.Step / (1 - min(0.9, r.PrefillShare+busy)) / par.ITL)
+		busy := s.perPrefill * work / fleet.PrefillWindow
+		before := missing(s.decode / (s.free * par.ITL))
+		after := missing(out.Step / ((1 - min(0.9, s.share+busy)) * par.ITL))
 		// Its own miss, and those of the others that were not missing before: a
 		// replica that is over its objective already is the place for long prompts.
 		out.Cost += par.WMiss * (after + others*max(0, after-before))
@@ -170,7 +195,7 @@ const (
 
 // missing is the expected share of answers that miss their ITL objective when
 // the gap is x times the objective.
-func missing(x float64) float64 { return max(0, min(1, (x-missFrom)/(missAll-missFrom))) }
+func missing(x float64) float64 { return max(0, min(1, (x-missFrom)*(1/(missAll-missFrom)))) }
 
 // Context is what a policy decides from. The caller owns and reuses it.
 type Context struct {
