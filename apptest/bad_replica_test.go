@@ -30,6 +30,18 @@ func TestGarbageFromReplica(t *testing.T) {
 		"TE unknown":          say("HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip\r\n\r\n" + bodyOK),
 		"chunk size garbage":  say("HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\nqq\r\n{}\r\n0\r\n\r\n"),
 		"half a head":         say("HTTP/1.1 200 OK\r\nContent-Type: appl"),
+		"CL too long":         say(fmt.Sprintf("HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", len(bodyOK)+50, bodyOK)),
+		"CL too short":        say(fmt.Sprintf("HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", len(bodyOK)-50, bodyOK)),
+		"CL beyond all":       say("HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 999999999999999999\r\n\r\n" + bodyOK),
+		"CL 0":                say("HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 0\r\n\r\n"),
+		"null":                say("HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 4\r\n\r\nnull"),
+		"a list":              say("HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n[]"),
+		"a page":              say("HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: 15\r\n\r\n<html>hi</html>"),
+		"deep nesting":        say(fmt.Sprintf("HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 200000\r\n\r\n%s%s", strings.Repeat("[", 100000), strings.Repeat("]", 100000))),
+		"bare CR in a header": say("HTTP/1.1 200 OK\r\nX-A: a\rb\r\n" + cl + "\r\n" + bodyOK),
+		"bare LF":             say(strings.ReplaceAll("HTTP/1.1 200 OK\r\n"+cl+"\r\n", "\r\n", "\n") + bodyOK),
+		"status 600":          say("HTTP/1.1 600 What\r\n" + cl + "\r\n" + bodyOK),
+		"endless trailers":    say("HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n" + fmt.Sprintf("%x\r\n%s\r\n0\r\n", len(bodyOK), bodyOK) + strings.Repeat("X-T: 1\r\n", 20000)),
 		"closes at once":      (*conn).close,
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -115,16 +115,22 @@ func startFlags(t testing.TB, replicas ...string) *router {
 	for _, r := range replicas {
 		args = append(args, "--replica", r)
 	}
-	return launch(t, "", args...)
+	return launch(t, binary, "", args...)
 }
 
 // startConfig runs `penstock serve --config` with the given file text; listen
 // and admin are put in front of it.
 func startConfig(t testing.TB, yaml string, args ...string) *router {
 	t.Helper()
+	return startWith(t, binary, yaml, args...)
+}
+
+// startWith is startConfig with another program.
+func startWith(t testing.TB, program, yaml string, args ...string) *router {
+	t.Helper()
 	file := filepath.Join(t.TempDir(), "penstock.yaml")
 	writeFile(t, file, yaml)
-	return launch(t, file, append([]string{"--config", file}, args...)...)
+	return launch(t, program, file, append([]string{"--config", file}, args...)...)
 }
 
 // start runs a router with one pool of these replicas. extra is more YAML at
@@ -165,7 +171,7 @@ func writeFile(t testing.TB, path, text string) {
 	}
 }
 
-func launch(t testing.TB, config string, args ...string) *router {
+func launch(t testing.TB, program, config string, args ...string) *router {
 	t.Helper()
 	pub, adm := freePort(t), freePort(t)
 	r := &router{t: t, Config: config, exited: make(chan struct{})}
@@ -176,7 +182,7 @@ func launch(t testing.TB, config string, args ...string) *router {
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	}
 	args = append([]string{"serve", "--listen", r.Addr, "--admin", strings.TrimPrefix(r.Admin, "http://")}, args...)
-	r.cmd = exec.Command(binary, args...)
+	r.cmd = exec.Command(program, args...)
 	r.cmd.Stdout, r.cmd.Stderr = &r.log, &r.log
 	r.cmd.Env = append(os.Environ(), "GORACE=halt_on_error=0 exitcode=66",
 		"PENSTOCK_TIMEOUTS_DRAIN_DELAY=0s") // there is no balancer to notice; TestDrain sets its own

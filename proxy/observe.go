@@ -1,6 +1,8 @@
 package proxy
 
 import (
+	"bytes"
+
 	"github.com/penstock/penstock/fleet"
 	"github.com/penstock/penstock/internal/mutant"
 	"github.com/penstock/penstock/wire"
@@ -148,6 +150,9 @@ func evidenceOfClass(c wire.ErrorClass) fleet.Evidence {
 
 // healthyAnswer tells whether the body of a 200 in one piece is an answer.
 func (f *flight) healthyAnswer(b []byte) (fleet.Evidence, bool) {
+	if t := bytes.TrimLeft(b, " \t\r\n"); len(t) == 0 || t[0] != '{' {
+		return fleet.EvidenceProtocol, false // null, a list, a page: whatever it is, no answer
+	}
 	a := wire.ParseAnswer(f.req.kind, b, f.wanted()...)
 	if a.Usage.Seen {
 		f.usage = a.Usage
