@@ -58,6 +58,8 @@ type Pool struct {
 	Policy      string            `yaml:"policy"`
 	Shadow      string            `yaml:"shadow"`
 	Concurrency int               `yaml:"concurrency"` // 0 = no cap
+	Abilities   []string          `yaml:"abilities"`   // nil = all, see Abilities
+	SideEffects bool              `yaml:"side_effects"`
 }
 
 // Alias is one more name by which clients may ask for a model.
@@ -146,6 +148,7 @@ type Class struct {
 	Deadline  time.Duration `yaml:"deadline"`
 	MinShare  Ratio         `yaml:"min_share"`
 	Objective *Objective    `yaml:"objective"` // nil = the pool's
+	Exact     bool          `yaml:"exact"`     // no tier may change its prompts
 	Defer     bool          `yaml:"defer"`
 }
 
@@ -166,6 +169,13 @@ type Degrade struct {
 	HealthyFor   time.Duration `yaml:"healthy_for"`
 	AgainFor     time.Duration `yaml:"again_for"`
 	TrialShare   Ratio         `yaml:"trial_share"`
+	MinAttempts  int           `yaml:"min_attempts"`
+	TrialRate    float64       `yaml:"trial_rate"`
+	Trials       int           `yaml:"trials"`
+	TrialSuccess Ratio         `yaml:"trial_success"`
+	RampFrom     Ratio         `yaml:"ramp_from"`
+	Ramp         time.Duration `yaml:"ramp"`
+	StalledAfter time.Duration `yaml:"stalled_after"`
 }
 
 // Tier is one step of a ladder; exactly one of Pool, Reduce, Cached, Static
@@ -189,7 +199,8 @@ type Validation struct {
 
 // Reduce asks less of the pool before it.
 type Reduce struct {
-	MaxTokens int `yaml:"max_tokens"`
+	MaxTokens int  `yaml:"max_tokens"` // 0 = as the request says
+	DropTools bool `yaml:"drop_tools"`
 }
 
 // Cached answers from an earlier answer to the very same request.

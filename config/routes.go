@@ -42,6 +42,7 @@ func (v *validator) routes() {
 		if r.Budget < time.Millisecond || r.Budget > time.Hour {
 			v.fail(key+".budget", "%s is not from 1ms to 1h", r.Budget)
 		}
+		v.degrade(&r.Degrade, key+".degrade")
 		for j, region := range r.Regions {
 			if !regions[region] {
 				v.warn("%s.regions[%d]: no pool has the label region: %s; only replicas found by discovery could be there", key, j, region)
@@ -101,8 +102,8 @@ func (v *validator) tier(r *Route, j int, key string, pools map[string]*Pool, na
 		if j == 0 || (r.Tiers[j-1].Pool == "") {
 			v.fail(key+".reduce", "asks less of the pool before it, and there is none")
 		}
-		if t.Reduce.MaxTokens < 1 {
-			v.fail(key+".reduce.max_tokens", "must be at least 1")
+		if t.Reduce.MaxTokens < 0 || t.Reduce.MaxTokens == 0 && !t.Reduce.DropTools {
+			v.fail(key+".reduce.max_tokens", "must be at least 1, or reduces nothing")
 		}
 	case t.Cached != nil:
 		v.oneOf(key+".cached.scope", t.Cached.Scope, []string{"tenant", "shared"})
@@ -134,3 +135,31 @@ func (v *validator) tier(r *Route, j int, key string, pools map[string]*Pool, na
 		}
 	}
 }
+
+// degrade checks when a route leaves its first tier and how it returns.
+func (v *validator) degrade(d *Degrade, key string) {
+	for name, share := range map[string]Ratio{"fail_share": d.FailShare, "trial_share": d.TrialShare, "trial_success": d.TrialSuccess, "ramp_from": d.RampFrom} {
+		if share <= 0 || share > 1 {
+			v.fail(key+"."+name, "%s is not a share over 0%% and up to 100%%", share)
+		}
+	}
+	for name, t := range map[string]time.Duration{"window": d.Window, "healthy_for": d.HealthyFor, "again_for": d.AgainFor, "ramp": d.Ramp, "stalled_after": d.StalledAfter} {
+		if t <= 0 || t > 24*time.Hour {
+			v.fail(key+"."+name, "%s is not over 0s and at most 24h", t)
+		}
+	}
+	for name, n := range map[string]int{"min_attempts": d.MinAttempts, "trials": d.Trials} {
+		if n < 1 || n > 500 { // the state machine remembers 512 attempts
+			v.fail(key+"."+name, "%d is not from 1 to 500", n)
+		}
+	}
+	if d.FirstByteP95 < 0 {
+		v.fail(key+".first_byte_p95", "%s is negative", d.FirstByteP95)
+	}
+	if !(d.TrialRate > 0 && d.TrialRate <= 1000) {
+		v.fail(key+".trial_rate", "%g is not over 0 and up to 1000 a second", d.TrialRate)
+	}
+}
+
+// Abilities are what a pool's replicas may be said to do beside text.
+var Abilities = []string{"tools", "images", "audio", "video"}

@@ -248,6 +248,9 @@ func (v *validator) pool(p *Pool, key string, urls map[string]string) {
 			v.fail(key+".labels."+name, "%q is not a label name: letters, digits and _", name)
 		}
 	}
+	for j, name := range p.Abilities {
+		v.oneOf(fmt.Sprintf("%s.abilities[%d]", key, j), name, Abilities)
+	}
 	v.policy(key+".policy", p.Policy)
 	v.policy(key+".shadow", p.Shadow)
 	if p.Shadow != "" && p.Shadow == p.Policy {

@@ -23,6 +23,7 @@ func init() {
 		"error_events":   checkErrorEvents,
 		"left":           checkLeft,
 		"metric":         checkMetric,
+		"metric_reaches": checkMetricReaches,
 		"state":          checkState,
 		"no_state":       checkNoState,
 		"share":          checkShare,
@@ -72,15 +73,63 @@ func inRange(e *Expect, v float64) bool {
 	return (e.Min == nil || v >= *e.Min) && (e.Max == nil || v <= *e.Max) && !math.IsNaN(v)
 }
 
+// limits words the bounds of an assertion: of a share in per cent.
 func limits(e *Expect) string {
-	var s []string
-	if e.Min != nil {
-		s = append(s, fmt.Sprintf("at least %g", *e.Min))
+	num := func(v float64) string {
+		if e.Args["share"] == 1 || e.Check == "share" {
+			return fmt.Sprintf("%g %%", math.Round(v*1e4)/100)
+		}
+		return fmt.Sprintf("%g", v)
 	}
-	if e.Max != nil {
-		s = append(s, fmt.Sprintf("at most %g", *e.Max))
+	switch {
+	case e.Min != nil && e.Max != nil && *e.Min == *e.Max:
+		return "exactly " + num(*e.Min)
+	case e.Min != nil && e.Max != nil:
+		return num(*e.Min) + " to " + num(*e.Max)
+	case e.Min != nil && e.Args["share"] == 1 && *e.Min == 1:
+		return "all"
+	case e.Min != nil:
+		return "at least " + num(*e.Min)
+	case e.Max != nil && *e.Max == 0:
+		return "none"
+	case e.Max != nil:
+		return "at most " + num(*e.Max)
 	}
-	return strings.Join(s, ", ")
+	return "any number"
+}
+
+// span words the time that an assertion is about.
+func (e *Expect) span() string {
+	switch {
+	case e.After > 0 && e.Before > 0:
+		return fmt.Sprintf(" from %g to %g s", e.After.S(), e.Before.S())
+	case e.After > 0:
+		return fmt.Sprintf(" from %g s on", e.After.S())
+	case e.Before > 0:
+		return fmt.Sprintf(" before %g s", e.Before.S())
+	}
+	return ""
+}
+
+// series words a metric with the labels that are asked for.
+func (e *Expect) series() string {
+	if len(e.Labels) == 0 {
+		return e.Metric
+	}
+	var l []string
+	for k, v := range e.Labels {
+		l = append(l, fmt.Sprintf("%s=%q", k, v))
+	}
+	sort.Strings(l)
+	return e.Metric + "{" + strings.Join(l, ",") + "}"
+}
+
+// whose names the load that is judged, for the report.
+func (e *Expect) whose() string {
+	if e.Load == "" {
+		return ""
+	}
+	return " of " + e.Load
 }
 
 // count judges the number of final calls for which f holds; with
@@ -109,7 +158,7 @@ func (r *record) count(e *Expect, what string, f func(*Call) bool) (bool, string
 	if what != "failed" {
 		first = ""
 	}
-	return inRange(e, v), fmt.Sprintf("%d of %d requests %s%s; wanted %s", n, all, what, first, limits(e))
+	return inRange(e, v), fmt.Sprintf("%d of %d requests%s%s %s%s; wanted %s", n, all, e.whose(), e.span(), what, first, limits(e))
 }
 
 // failed: neither answered, nor refused honestly, nor left by the client.
@@ -131,24 +180,29 @@ func checkLeft(r *record, e *Expect) (bool, string) {
 }
 
 func checkStatus(r *record, e *Expect) (bool, string) {
-	return r.count(e, fmt.Sprintf("answered %d %s", e.Status, e.Code), func(c *Call) bool {
+	return r.count(e, strings.TrimSpace(fmt.Sprintf("answered %d %s", e.Status, e.Code)), func(c *Call) bool {
 		return c.Status == e.Status && (e.Code == "" || c.Code == e.Code)
 	})
 }
 
 func checkHeader(r *record, e *Expect) (bool, string) {
-	return r.count(e, fmt.Sprintf("with %s: %s", e.Header, e.Value), func(c *Call) bool {
+	with := "with " + e.Header
+	if e.Value != "" {
+		with += ": " + e.Value
+	}
+	return r.count(e, with, func(c *Call) bool {
 		v := c.Header[e.Header]
 		return v != "" && (e.Value == "" || v == e.Value)
 	})
 }
 
 func checkErrorEvents(r *record, e *Expect) (bool, string) {
-	return r.count(e, "ended by an error event "+e.Code, func(c *Call) bool { return c.ErrorEvent && !c.Done && (e.Code == "" || c.Code == e.Code) })
+	return r.count(e, strings.TrimSpace("ended by an error event "+e.Code), func(c *Call) bool { return c.ErrorEvent && !c.Done && (e.Code == "" || c.Code == e.Code) })
 }
 
 // disclosed: every answer that carries one degraded header carries all of
-// them; at least min answers are degraded.
+// them; at least min answers are degraded; and the router counts no more
+// answers of lower tiers than clients were told of.
 func checkDisclosed(r *record, e *Expect) (bool, string) {
 	n, bad := 0, 0
 	for _, c := range r.pick(e) {
@@ -165,24 +219,63 @@ func checkDisclosed(r *record, e *Expect) (bool, string) {
 			bad++
 		}
 	}
-	return bad == 0 && inRange(e, float64(n)), fmt.Sprintf("%d degraded answers, %d without full disclosure; wanted %s", n, bad, limits(e))
+	counted := 0.0
+	for _, tier := range []string{"1", "2", "cached", "static"} {
+		v, _ := sum(r.final, "penstock_tier_answers_total", map[string]string{"tier": tier})
+		counted += v
+	}
+	return bad == 0 && inRange(e, float64(n)) && counted <= float64(n),
+		fmt.Sprintf("%d degraded answers, %d without full disclosure (the router counts %g); wanted %s", n, bad, counted, limits(e))
 }
 
 func checkMetric(r *record, e *Expect) (bool, string) {
 	v, found := sum(r.final, e.Metric, e.Labels)
 	if !found && e.Max == nil {
-		return false, fmt.Sprintf("%s%v is not on the page", e.Metric, e.Labels)
+		return false, e.series() + " is not on the page"
 	}
-	return inRange(e, v), fmt.Sprintf("%s%v = %g; wanted %s", e.Metric, e.Labels, v, limits(e))
+	return inRange(e, v), fmt.Sprintf("%s = %g; wanted %s", e.series(), v, limits(e))
+}
+
+// metric_reaches: the metric comes into [min, max] after `after`, within
+// `within` of it.
+func checkMetricReaches(r *record, e *Expect) (bool, string) {
+	last := "never read"
+	for _, p := range r.points {
+		if p.at < e.After.S() || e.Before > 0 && p.at >= e.Before.S() {
+			continue
+		}
+		v, found := sum(p.m, e.Metric, e.Labels)
+		last = fmt.Sprintf("last %g", v)
+		if found && inRange(e, v) {
+			took := p.at - e.After.S()
+			return e.Within == 0 || took <= e.Within.S(), fmt.Sprintf("%s = %g %.2f s after %g s; wanted %s within %g s", e.series(), v, took, e.After.S(), limits(e), e.Within.S())
+		}
+	}
+	return false, fmt.Sprintf("%s never in range%s (%s); wanted %s", e.series(), e.span(), last, limits(e))
 }
 
 func isState(k string) bool {
 	return strings.HasPrefix(k, "penstock_replica_state{") || strings.HasPrefix(k, "penstock_route_state{")
 }
 
-func stateWords(k string) string {
-	_, rest, _ := strings.Cut(k, "{")
-	return strings.TrimPrefix(strings.Fields(k)[0][:strings.IndexByte(k, '{')], "penstock_") + " " + strings.TrimSuffix(rest, "}")
+// stateWords says in words what a state's series stands for: replicas by
+// their name in the scenario, not by their address.
+func (st *stage) stateWords(k string) string {
+	label := func(name string) string {
+		_, rest, _ := strings.Cut(k, name+`="`)
+		v, _, _ := strings.Cut(rest, `"`)
+		return v
+	}
+	if route := label("route"); route != "" {
+		return "route " + route + " is " + label("state")
+	}
+	who := label("replica")
+	for name, a := range st.replicas {
+		if a.addr == who {
+			who = name
+		}
+	}
+	return "replica " + who + " is " + label("state")
 }
 
 // of expands a replica's name to its host:port as the metrics have it.
@@ -202,25 +295,32 @@ func (r *record) stateAt(p point, e *Expect) bool {
 	return false
 }
 
+// what names a state and whose it is.
+func (e *Expect) what() string { return strings.TrimSpace(e.Of + " " + e.State) }
+
 // state: the state is seen after `after` and within `within` of it.
 func checkState(r *record, e *Expect) (bool, string) {
 	for _, p := range r.points {
 		if p.at >= e.After.S() && r.stateAt(p, e) {
 			took := p.at - e.After.S()
-			return e.Within == 0 || took <= e.Within.S(), fmt.Sprintf("%s %s seen %.2f s after %gs; wanted within %gs", e.Of, e.State, took, e.After.S(), e.Within.S())
+			seen := fmt.Sprintf("%s seen %.2f s after %g s", e.what(), took, e.After.S())
+			if e.Within > 0 {
+				seen += fmt.Sprintf("; wanted within %g s", e.Within.S())
+			}
+			return e.Within == 0 || took <= e.Within.S(), seen
 		}
 	}
-	return false, fmt.Sprintf("%s %s never seen after %gs", e.Of, e.State, e.After.S())
+	return false, fmt.Sprintf("%s never seen%s", e.what(), e.span())
 }
 
 // no_state: the state is not seen between after and before.
 func checkNoState(r *record, e *Expect) (bool, string) {
 	for _, p := range r.points {
 		if p.at >= e.After.S() && (e.Before == 0 || p.at < e.Before.S()) && r.stateAt(p, e) {
-			return false, fmt.Sprintf("%s %s seen at %.2f s", e.Of, e.State, p.at)
+			return false, fmt.Sprintf("%s seen at %.2f s", e.what(), p.at)
 		}
 	}
-	return len(r.points) > 0, fmt.Sprintf("%s %s not seen", e.Of, e.State)
+	return len(r.points) > 0, fmt.Sprintf("%s not seen%s", e.what(), e.span())
 }
 
 // between returns how much a counter grew between two times.
@@ -248,7 +348,7 @@ func checkShare(r *record, e *Expect) (bool, string) {
 	if all == 0 {
 		return false, "no attempt to judge"
 	}
-	return inRange(e, n/all), fmt.Sprintf("%s took %g of %g attempts (%.3f); wanted %s", e.Of, n, all, n/all, limits(e))
+	return inRange(e, n/all), fmt.Sprintf("%s took %g of %g attempts%s (%.1f %%); wanted %s", e.Of, n, all, e.span(), 100*n/all, limits(e))
 }
 
 func checkReplicaSaw(r *record, e *Expect) (bool, string) {
@@ -297,7 +397,10 @@ func checkAccountsZero(r *record, _ *Expect) (bool, string) {
 			}
 		}
 	}
-	return len(bad) == 0 && seen > 0, fmt.Sprintf("%d accounts, not zero: %v", seen, bad)
+	if len(bad) == 0 {
+		return seen > 0, fmt.Sprintf("%d accounts, all exactly zero", seen)
+	}
+	return false, fmt.Sprintf("of %d accounts %d are not zero: %s", seen, len(bad), strings.Join(bad, ", "))
 }
 
 func quantile(v []float64, q float64) float64 {
@@ -321,7 +424,7 @@ func (r *record) ttft(e *Expect) []float64 {
 func checkTTFT(r *record, e *Expect) (bool, string) {
 	v := r.ttft(e)
 	p := quantile(v, .95)
-	return inRange(e, p), fmt.Sprintf("TTFT p95 of %d answers %.3f s; wanted %s", len(v), p, limits(e))
+	return inRange(e, p), fmt.Sprintf("TTFT p95 of %d answers%s%s: %.3f s; wanted %s", len(v), e.whose(), e.span(), p, limits(e))
 }
 
 // ttft_ratio: p95 TTFT after `after` over p95 before it.
@@ -377,7 +480,10 @@ func checkRetryAfter(r *record, e *Expect) (bool, string) {
 			}
 		}
 	}
-	return n > 0 && bad == 0, fmt.Sprintf("%d refusals, Retry-After from %.2f to %.2f s, %d outside; wanted %s", n, lo, hi, bad, limits(e))
+	if n == 0 {
+		return false, "no refusal to judge"
+	}
+	return bad == 0, fmt.Sprintf("%d refusals%s, Retry-After from %.3f to %.2f s, %d outside; wanted %s s", n, e.whose(), lo, hi, bad, limits(e))
 }
 
 func checkServiceHits(r *record, e *Expect) (bool, string) {

@@ -19,15 +19,27 @@ func checkLog(r *record, e *Expect) (bool, string) {
 	return inRange(e, n), fmt.Sprintf("the log holds %q %g times; wanted %s", e.Value, n, limits(e))
 }
 
+// judgeRefusal plays a drill whose fault is in the configuration: `penstock
+// check` refuses it for that fault, and takes the same without it.
 func (rep *Report) judgeRefusal(st *stage) {
-	out, code, err := st.check()
+	out, code, err := st.check(st.sc.Config)
 	if err != nil {
 		rep.Err = err.Error()
 		return
 	}
-	ok := code != 0 && strings.Contains(out, st.sc.Refused)
-	rep.OK = ok
-	rep.Results = []Result{{Check: "check refuses", OK: ok, Seen: fmt.Sprintf("exit status %d: %s", code, strings.TrimSpace(out))}}
+	good, goodCode, err := st.check(st.sc.Control)
+	if err != nil {
+		rep.Err = err.Error()
+		return
+	}
+	say := func(code int, out string) string {
+		return fmt.Sprintf("exit status %d: %s", code, strings.ReplaceAll(strings.TrimSpace(out), st.dir+"/", ""))
+	}
+	rep.Results = []Result{
+		{Check: "refuses", Why: "`penstock check` refuses the configuration", OK: code != 0 && strings.Contains(out, st.sc.Refused), Seen: say(code, out)},
+		{Check: "takes", Why: "and takes the same without the fault", OK: goodCode == 0, Seen: say(goodCode, good)},
+	}
+	rep.OK = rep.Results[0].OK && rep.Results[1].OK
 }
 
 func (rep *Report) judge(rec *record) {
@@ -45,7 +57,7 @@ func (rep *Report) judge(rec *record) {
 		rep.OK = rep.OK && ok
 	}
 	sort.SliceStable(rep.Timeline, func(i, j int) bool { return rep.Timeline[i].At < rep.Timeline[j].At })
-	rep.Buckets = buckets(rec.calls)
+	rep.Buckets, rep.Phases = buckets(rec.calls), phases(rec.calls, rec.st.sc.Steps)
 	for _, c := range rec.calls {
 		if !c.OK() && !c.Left && len(rep.Sample) < 20 {
 			rep.Sample = append(rep.Sample, c)
@@ -95,7 +107,7 @@ func (rep *Report) Text(w io.Writer) {
 	if !rep.OK {
 		word = "FAILED"
 	}
-	fmt.Fprintf(w, "drill %s: %s (%.1f s) %s\n", rep.Name, word, rep.Seconds, rep.Title)
+	fmt.Fprintf(w, "drill %s: %s (%.1f s)\n  %s\n", rep.Name, word, rep.Seconds, rep.Title)
 	if rep.Err != "" {
 		fmt.Fprintf(w, "  error: %s\n", rep.Err)
 	}
@@ -104,11 +116,13 @@ func (rep *Report) Text(w io.Writer) {
 		if !r.OK {
 			mark = "FAIL"
 		}
-		fmt.Fprintf(w, "  %s %s: %s\n", mark, r.Check, r.Seen)
 		if r.Why != "" {
-			fmt.Fprintf(w, "         %s\n", r.Why)
+			fmt.Fprintf(w, "  %s %s\n         %s\n", mark, r.Why, r.Seen)
+		} else {
+			fmt.Fprintf(w, "  %s %s\n", mark, r.Seen)
 		}
 	}
+	phaseTable(w, rep.Phases)
 	if len(rep.Timeline) > 0 {
 		fmt.Fprintln(w, "  timeline")
 		for _, e := range rep.Timeline {
@@ -151,6 +165,7 @@ var page = template.Must(template.New("drills").Funcs(template.FuncMap{
 <h1>Penstock drills</h1><p>Bars: answers by the second in which they were asked for. Green answered, amber degraded, blue refused with a Retry-After, grey left by the client, red failed.</p>
 {{range .}}<h2 id="{{.Name}}">{{.Name}} {{if .OK}}<span class="ok">ok</span>{{else}}<span class="FAIL">FAILED</span>{{end}} <small>{{.Title}}, {{printf "%.1f" .Seconds}} s</small></h2>
 {{with .Err}}<p class="FAIL">{{.}}</p>{{end}}{{if .Buckets}}{{bars .Buckets}}{{end}}
+{{if .Phases}}<table><tr><th>sent</th><th>tries</th><th>answered</th><th>degraded</th><th>refused</th><th>failed</th><th>left</th><th>TTFT p95</th></tr>{{range .Phases}}<tr><td>{{printf "%.1f to %.1f s" .From .To}}</td><td>{{.Asked}}</td><td>{{.OK}}</td><td>{{.Degraded}}</td><td>{{.Refused}}</td><td>{{.Failed}}</td><td>{{.Left}}</td><td>{{printf "%.3f s" .TTFTp95}}</td></tr>{{end}}</table>{{end}}
 <table>{{range .Results}}<tr><td class="{{if .OK}}ok{{else}}FAIL{{end}}">{{if .OK}}ok{{else}}FAIL{{end}}</td><td>{{.Check}}</td><td>{{.Seen}}{{with .Why}}<br><em>{{.}}</em>{{end}}</td></tr>{{end}}</table>
 {{if .Timeline}}<details open><summary>timeline</summary><table>{{range .Timeline}}<tr><td>{{printf "%.2f s" .At}}</td><td>{{.What}}</td></tr>{{end}}</table></details>{{end}}{{end}}</html>
 `))
@@ -180,27 +195,36 @@ func Failures(w io.Writer, all []*Scenario) {
 }
 
 func (e Expect) describe() string {
-	var b strings.Builder
-	fmt.Fprintf(&b, "`%s`", e.Check)
-	for _, s := range []string{e.Load, e.Of, e.State, e.Metric, e.Code, e.Header} {
-		if s != "" {
-			fmt.Fprintf(&b, " %s", s)
+	var parts []string
+	if e.Load != "" {
+		parts = append(parts, "requests of "+e.Load)
+	}
+	if e.Metric != "" {
+		parts = append(parts, e.series())
+	}
+	for _, p := range []string{e.Of, e.State, e.Code, e.Header, e.Value} {
+		if p != "" {
+			parts = append(parts, p)
 		}
 	}
 	if e.Status != 0 {
-		fmt.Fprintf(&b, " %d", e.Status)
+		parts = append(parts, fmt.Sprint(e.Status))
 	}
-	if e.After > 0 {
-		fmt.Fprintf(&b, " after %gs", e.After.S())
+	if s := strings.TrimSpace(e.span()); s != "" {
+		parts = append(parts, s)
 	}
 	if e.Within > 0 {
-		fmt.Fprintf(&b, " within %gs", e.Within.S())
+		parts = append(parts, fmt.Sprintf("within %g s", e.Within.S()))
 	}
-	if l := limits(&e); l != "" {
-		fmt.Fprintf(&b, " %s", l)
+	if e.Min != nil || e.Max != nil {
+		parts = append(parts, limits(&e))
+	}
+	text := "`" + e.Check + "`"
+	if len(parts) > 0 {
+		text += " (" + strings.Join(parts, ", ") + ")"
 	}
 	if e.Why != "" {
-		fmt.Fprintf(&b, ": %s", e.Why)
+		text += ": " + e.Why
 	}
-	return b.String()
+	return text
 }

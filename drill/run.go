@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"hash/fnv"
 	"sort"
+	"strings"
 	"sync"
 	"time"
 )
@@ -46,7 +47,8 @@ type Report struct {
 	Started  time.Time `json:"started"`
 	Results  []Result  `json:"results"`
 	Timeline []Event   `json:"timeline"`
-	Buckets  []Bucket  `json:"buckets"` // what clients saw, second by second
+	Phases   []Phase   `json:"phases"`  // what clients saw between the injector's acts
+	Buckets  []Bucket  `json:"buckets"` // and second by second
 	Sample   []*Call   `json:"sample,omitempty"`
 }
 
@@ -179,7 +181,7 @@ func (s Step) describe() string {
 	case s.Heal:
 		return s.Replica + s.Service + " healed"
 	case s.Replica != "" || s.Service != "":
-		return fmt.Sprintf("%s%s: fault %v", s.Replica, s.Service, s.Fault)
+		return s.Replica + s.Service + ": " + faultWords(s.Fault)
 	case s.Config != "":
 		return "configuration rewritten, SIGHUP"
 	}
@@ -187,6 +189,22 @@ func (s Step) describe() string {
 		return fmt.Sprintf("router %d: %s", s.Which, s.Router)
 	}
 	return s.Admin + s.Network
+}
+
+// faultWords says a fault as its file does: "cut (after 2, count 600)".
+func faultWords(f map[string]any) string {
+	var more []string
+	for k, v := range f {
+		if k != "mode" {
+			more = append(more, fmt.Sprintf("%s %v", strings.ReplaceAll(k, "_", " "), v))
+		}
+	}
+	sort.Strings(more)
+	words := strings.ReplaceAll(fmt.Sprint(f["mode"]), "_", " ")
+	if len(more) > 0 {
+		words += " (" + strings.Join(more, ", ") + ")"
+	}
+	return words
 }
 
 // watchMetrics reads the router's metrics every 100 ms and writes state
@@ -202,7 +220,7 @@ func watchMetrics(ctx context.Context, st *stage, start time.Time, rec *record, 
 			for _, k := range sortedKeys(m) {
 				if isState(k) && m[k] != states[k] {
 					if m[k] == 1 && len(rec.points) > 1 {
-						log(at, "router: %s", stateWords(k))
+						log(at, "router: %s", st.stateWords(k))
 					}
 					states[k] = m[k]
 				}

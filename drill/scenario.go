@@ -34,10 +34,11 @@ type Scenario struct {
 
 	Replicas  []ReplicaGroup    `yaml:"replicas"`
 	Services  []ServiceSpec     `yaml:"services"`  // plain HTTP services (auxiliary routes, trace collectors)
-	Files     map[string]string `yaml:"files"`     // written into the drill's folder; ${dir} names it
+	Files     map[string]string `yaml:"files"`     // written into the drill's folder; ${dir} names it, ${now} and ${long_ago} (25 h) are times
 	Config    string            `yaml:"config"`    // the router's file; ${a0} is replica a0's URL
 	Prepare   []string          `yaml:"prepare"`   // subcommands run on the configuration before the router starts, such as validate-fallbacks
 	Refused   string            `yaml:"refused"`   // `penstock check` has to refuse Config with this code or text
+	Control   string            `yaml:"control"`   // and has to take this one, which differs in the one thing
 	Routers   int               `yaml:"routers"`   // router processes; 0 = 1
 	Relayed   bool              `yaml:"relayed"`   // routers reach each other through relays, so that a step can cut the network
 	Unwatched bool              `yaml:"unwatched"` // the router's metrics are not read before the load is over
@@ -169,6 +170,9 @@ func (s *Scenario) validate(file string) error {
 	}
 	if len(s.Expect) == 0 && s.Refused == "" {
 		bad("expect is empty: a drill that asserts nothing cannot fail")
+	}
+	if (s.Refused == "") != (s.Control == "") {
+		bad("refused and control belong together: a check that refuses everything shows nothing")
 	}
 	loads := map[string]bool{}
 	for i, l := range s.Load {

@@ -120,7 +120,8 @@ func newStage(sc *Scenario, binary string, env []string) (st *stage, err error) 
 	if err != nil {
 		return nil, err
 	}
-	st = &stage{sc: sc, dir: dir, binary: binary, env: env, replicas: map[string]*actor{}, services: map[string]*service{}, vars: map[string]string{"dir": dir}}
+	st = &stage{sc: sc, dir: dir, binary: binary, env: env, replicas: map[string]*actor{}, services: map[string]*service{}, vars: map[string]string{
+		"dir": dir, "now": time.Now().Format(time.RFC3339), "long_ago": time.Now().Add(-25 * time.Hour).Format(time.RFC3339)}}
 	defer func() {
 		if err != nil {
 			st.close()
@@ -148,6 +149,9 @@ func newStage(sc *Scenario, binary string, env []string) (st *stage, err error) 
 		return st, err
 	}
 	for name, text := range sc.Files {
+		if err := os.MkdirAll(filepath.Dir(filepath.Join(dir, name)), 0o700); err != nil {
+			return st, err
+		}
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(st.expand(text)), 0o600); err != nil {
 			return st, err
 		}
@@ -256,9 +260,9 @@ func (r *router) waitUp() error {
 func tail(b []byte, n int) []byte { return b[max(0, len(b)-n):] }
 
 // check runs `penstock check` on the scenario's configuration.
-func (st *stage) check() (string, int, error) {
+func (st *stage) check(config string) (string, int, error) {
 	f := filepath.Join(st.dir, "check.yaml")
-	if err := os.WriteFile(f, []byte(st.expand(st.sc.Config)), 0o600); err != nil {
+	if err := os.WriteFile(f, []byte(st.expand(config)), 0o600); err != nil {
 		return "", 0, err
 	}
 	cmd := exec.Command(st.binary, "check", f)

@@ -93,6 +93,17 @@ type Sample struct {
 	Broken        bool    // the newest page was unusable; the rest is the last good sample
 }
 
+// Abilities that a request may need and a replica may have, beside text.
+const (
+	AbilityTools uint64 = 1 << iota
+	AbilityImages
+	AbilityAudio
+	AbilityVideo
+
+	AbilityText uint64 = 1 << 63 // every replica has it: a set is never empty
+	AbilityAll         = ^uint64(0)
+)
+
 // Work is what the core needs to know of one request.
 type Work struct {
 	Model    uint32   // interned model or adapter name

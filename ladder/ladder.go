@@ -16,7 +16,7 @@ type Kind uint8
 // The kinds, in the words of degradation.md.
 const (
 	KindPool   Kind = iota + 1 // another pool: tier 0 when it serves the same model, tier 2 when a smaller one
-	KindReduce                 // the pool before it, with a lower max_tokens: tier 1
+	KindReduce                 // the pool before it, asked for less: tier 1
 	KindCached                 // an earlier answer to the very same request
 	KindStatic                 // an operator's fixed answer
 	KindDefer                  // a durable job: tier 3
@@ -32,7 +32,7 @@ type Tier struct {
 	Model string        // KindPool: the model asked of it; "" = as the request says
 	Limit time.Duration // its own time limit for an answer to begin; 0 = what is left of the budget
 
-	MaxTokens int  // KindReduce
+	MaxTokens int  // KindReduce: at most so many output tokens; 0 = as the request says
 	DropTools bool // KindReduce: optional tools are dropped
 
 	Shared    bool          // KindCached: answers may cross tenants
@@ -48,7 +48,6 @@ type Route struct {
 	Model   string
 	Budget  time.Duration // until an answer begins, whole ladder included; 0 = the request's deadline
 	Regions uint64        // permitted regions (bits); 0 = any
-	Exact   bool          // never reduced
 	Tiers   []Tier
 	State   *State // nil when the route has one tier
 }

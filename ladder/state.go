@@ -1,5 +1,7 @@
 package ladder
 
+import "github.com/penstock/penstock/internal/mutant"
+
 // Phase is where a route stands (degradation.md). The words are the contract's.
 type Phase uint8
 
@@ -120,7 +122,7 @@ func (s *State) Share(now float64) float64 {
 // Stalled is ALERT_RECOVERY_PROBE_STALLED: the primary shows good health for
 // over Rules.Stalled seconds and the route is still not back.
 func (s *State) Stalled(now float64) bool {
-	return s.phase != PrimaryHealthy && s.stalled >= 0 && now-s.stalled > s.r.Stalled
+	return !mutant.On("no-stalled-alert") && s.phase != PrimaryHealthy && s.stalled >= 0 && now-s.stalled > s.r.Stalled
 }
 
 func (s *State) enter(now float64, p Phase) {

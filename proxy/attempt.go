@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"io"
@@ -108,6 +109,10 @@ func (f *flight) serve() {
 			f.giveUp(last)
 			return
 		}
+		if f.unsafe(last.evidence) {
+			f.giveUp(last)
+			return
+		}
 		if last.evidence == fleet.EvidenceRefused && f.attempts < allowed {
 			refused++
 		}
@@ -165,6 +170,25 @@ func (f *flight) budgetOf(pl *pool) bool {
 	return b.Retry(f.p.now())
 }
 
+// unsafe tells whether the request must not be sent once more after an attempt
+// that ended so: a replica that acts outside of the answer may have begun, and
+// the client has not said by an Idempotency-Key that a repeat does no harm.
+func (f *flight) unsafe(e fleet.Evidence) bool {
+	if !f.pool.opt.SideEffects {
+		return false
+	}
+	switch e {
+	case fleet.EvidenceRefused, fleet.EvidenceBusy, fleet.EvidenceDraining, fleet.EvidenceOK:
+		return false // it was not taken on
+	}
+	for line := range bytes.Lines(f.req.headers) {
+		if name, _, ok := bytes.Cut(line, []byte(":")); ok && bytes.EqualFold(name, []byte("Idempotency-Key")) {
+			return false
+		}
+	}
+	return true
+}
+
 // prepare fills in what the core is told of the request, for one target. The
 // estimate of its prompt is the core's own, see pool.admit.
 func (f *flight) prepare(t *target) {
@@ -173,7 +197,7 @@ func (f *flight) prepare(t *target) {
 	if w.Arrived == 0 {
 		*w = fleet.Work{Arrived: f.req.arrived, Deadline: f.req.deadline, Class: uint8(f.req.classIndex), Tenant: f.tenantID,
 			MaxOut: b.MaxOut, Seqs: max(1, b.N) * max(1, b.Prompts), Blocks: b.Blocks, Bytes: len(f.req.body),
-			ASCII: b.ASCII, Other: b.Other, Whole: !b.Stream}
+			ASCII: b.ASCII, Other: b.Other, Whole: !b.Stream, Needs: needs(b)}
 		if !f.req.kind.Generates() {
 			w.MaxOut = 1
 		}
@@ -248,6 +272,9 @@ func (f *flight) attempt(r *replica, d *admission.Decision) result {
 		res, replay := f.exchange(r, u, by)
 		if !replay {
 			return res
+		}
+		if f.unsafe(fleet.EvidenceReset) {
+			return result{kind: failed, evidence: fleet.EvidenceReset}
 		}
 		// A kept connection was closed by the replica just then. Whether it saw
 		// the request cannot be known; these paths keep no state, so once more,

@@ -143,18 +143,6 @@ func TestReduceReplacesTheBytesOfOneValue(t *testing.T) {
 	g.settled()
 }
 
-// The prompt of an exact route is never touched.
-func TestExactRouteIsNeverReduced(t *testing.T) {
-	r1 := newFakeReplica(t, func(c *fakeConn) {
-		c.json(429, `{"error":{"message":"too much"}}`, "Retry-After: 1\r\n")
-	})
-	g := climbRig(t, []*fakeReplica{r1}, nil, ladder.Route{Exact: true, Tiers: []ladder.Tier{poolTier("p", 0), {Kind: ladder.KindReduce, Number: 1, MaxTokens: 1}}})
-	if a := g.do(chat(chatBody)); a.status != 429 || len(r1.requests()) != 1 {
-		t.Errorf("%d after %d requests", a.status, len(r1.requests()))
-	}
-	g.settled()
-}
-
 // clock lets a test move the router's time on.
 type clock struct {
 	start time.Time

@@ -163,12 +163,16 @@ type PoolOptions struct {
 	// TTFTObjective and ITLObjective are what penstock_slo_requests_total
 	// measures against, seconds (ttft + ttftPer1k x prompt/1000). 0 = 0.5, 0.05.
 	TTFTObjective, TTFTPer1K, ITLObjective float64
+	// SideEffects: its replicas act outside of the answer, so that a request
+	// which one may have begun is not tried again (without an Idempotency-Key).
+	SideEffects bool
 }
 
 // ClassOptions is one class of requests.
 type ClassOptions struct {
 	Name     string
 	Deadline time.Duration // of a request that names none; 0 = 5m
+	Exact    bool          // no tier changes its prompts
 }
 
 // ReplicaSpec is one replica of a pool.
@@ -181,7 +185,7 @@ type ReplicaSpec struct {
 	TLS      *tls.Config // nil = plain
 	APIKey   string      // sent as Authorization: Bearer; never logged
 	Models   []string    // what it serves, as far as known
-	Caps     uint64
+	Caps     uint64      // fleet.AbilityTools ...; 0 = all
 	Region   uint64
 	Domain   uint32
 	Profile  *fleet.Profile

@@ -93,7 +93,9 @@ func (f *flight) giveUp(last result) {
 		return
 	}
 	e := wire.NewError(wire.CodeUpstreamError, "%s", upstreamFailure(last.evidence))
-	f.allowRepeat(e)
+	if !f.unsafe(last.evidence) {
+		f.allowRepeat(e)
+	}
 	f.fail(e)
 }
 
@@ -101,7 +103,7 @@ func (f *flight) giveUp(last result) {
 // left that the router does not make itself: no good replica is there now, or
 // what fails together would be more than the attempt budget.
 func (f *flight) allowRepeat(e *wire.Error) {
-	if f.pool == nil || f.attempts+int(f.req.retries) >= f.p.opt.Attempts {
+	if f.attempts+int(f.req.retries) >= f.p.opt.Attempts {
 		return
 	}
 	wait := 1.0

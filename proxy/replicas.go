@@ -47,6 +47,9 @@ func (pl *pool) join(r *replica) {
 		ids = append(ids, pl.p.models.id(m))
 	}
 	now := pl.p.now()
+	if s.Caps == 0 {
+		s.Caps = fleet.AbilityAll
+	}
 	pl.core.Join(now, admission.ReplicaSpec{ID: s.ID, Name: s.Name, Models: ids, Caps: s.Caps, Region: s.Region, Domain: s.Domain, Profile: s.Profile, Warm: s.Warm})
 	pl.advance(now)
 }

@@ -82,7 +82,9 @@ func equivalent(cfg *config.Config, r *config.Route, j int) bool {
 func routeOptions(cfg *config.Config, r *config.Route, l *labels) (proxy.RouteOptions, error) {
 	o := proxy.RouteOptions{Route: ladder.Route{Model: r.Model, Budget: r.Budget}, Rules: ladder.Rules{
 		FailShare: float64(r.Degrade.FailShare), Window: r.Degrade.Window.Seconds(), FirstByteP95: r.Degrade.FirstByteP95.Seconds(),
-		HealthyFor: r.Degrade.HealthyFor.Seconds(), AgainFor: r.Degrade.AgainFor.Seconds(), TrialShare: float64(r.Degrade.TrialShare)}}
+		HealthyFor: r.Degrade.HealthyFor.Seconds(), AgainFor: r.Degrade.AgainFor.Seconds(), TrialShare: float64(r.Degrade.TrialShare),
+		MinAttempts: r.Degrade.MinAttempts, TrialMin: r.Degrade.TrialRate, Trials: r.Degrade.Trials, TrialSuccess: float64(r.Degrade.TrialSuccess),
+		RampFrom: float64(r.Degrade.RampFrom), Ramp: r.Degrade.Ramp.Seconds(), Stalled: r.Degrade.StalledAfter.Seconds()}}
 	for _, region := range r.Regions {
 		o.Regions |= l.region(region)
 	}
@@ -108,7 +110,7 @@ func tierOptions(cfg *config.Config, r *config.Route, j int) (ladder.Tier, error
 		t.Validate = validationOf(cfg, r, j)
 		return t, nil
 	case c.Reduce != nil:
-		return ladder.Tier{Kind: ladder.KindReduce, Number: 1, MaxTokens: c.Reduce.MaxTokens}, nil
+		return ladder.Tier{Kind: ladder.KindReduce, Number: 1, MaxTokens: c.Reduce.MaxTokens, DropTools: c.Reduce.DropTools}, nil
 	case c.Cached != nil:
 		return ladder.Tier{Kind: ladder.KindCached, Number: 2, Shared: c.Cached.Scope == "shared", Staleness: c.Cached.Staleness}, nil
 	case c.Static != nil:

@@ -13,6 +13,7 @@ import (
 	"github.com/penstock/penstock/bench/model"
 	"github.com/penstock/penstock/bench/replica"
 	"github.com/penstock/penstock/config"
+	"github.com/penstock/penstock/fleet"
 	"github.com/penstock/penstock/ladder"
 )
 
@@ -162,5 +163,40 @@ func TestTiersOfAConfiguration(t *testing.T) {
 	}
 	if list := downgrades(cfg); len(list) != 1 || list[0].Model != "small" {
 		t.Errorf("downgrades %v", list)
+	}
+}
+
+// What the file says of a pool's abilities and of a reduce tier reaches the
+// parts that heed it.
+func TestAbilitiesAndReduceAreWired(t *testing.T) {
+	if capsOf(nil) != fleet.AbilityAll {
+		t.Error("a pool that says nothing of abilities has them all")
+	}
+	if c := capsOf([]string{}); c == 0 || c&(fleet.AbilityTools|fleet.AbilityImages) != 0 {
+		t.Errorf("a pool without abilities has %b", c)
+	}
+	if c := capsOf([]string{"tools", "audio"}); c&fleet.AbilityTools == 0 || c&fleet.AbilityAudio == 0 || c&fleet.AbilityVideo != 0 {
+		t.Errorf("tools and audio are %b", c)
+	}
+	src := config.Source{File: "p.yaml", Data: []byte(`
+pools:
+  - {name: p, models: [m], abilities: [], side_effects: true, replicas: {static: ["http://h:1"]}}
+classes: [{name: c, exact: true}]
+routes:
+  - {model: chat, degrade: {stalled_after: 9s, trials: 7}, tiers: [{pool: p}, {reduce: {max_tokens: 5, drop_tools: true}}]}
+`)}
+	c, err := config.Load(src)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if c.Pools[0].Abilities == nil || !poolOptions(&c.Pools[0]).SideEffects || !classOptions(c)[0].Exact {
+		t.Errorf("%+v", c.Pools[0])
+	}
+	o, err := routeOptions(c, &c.Routes[0], newLabels(c))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r := o.Tiers[1]; r.MaxTokens != 5 || !r.DropTools || o.Rules.Stalled != 9 || o.Rules.Trials != 7 || o.Rules.RampFrom != 0.25 {
+		t.Errorf("%+v %+v", o.Rules, o.Tiers)
 	}
 }

@@ -207,7 +207,7 @@ func (a *app) replicaSpec(p *config.Pool, m *member) proxy.ReplicaSpec {
 		m.serves = p.Models
 	}
 	s := proxy.ReplicaSpec{ID: m.id, Name: t.Name, Addr: t.Addr, Host: t.Host, BasePath: t.BasePath, APIKey: p.APIKey.Value(),
-		Models: m.serves, Region: a.labels.region(label("region")), Domain: a.labels.domain(label("domain")),
+		Models: m.serves, Region: a.labels.region(label("region")), Domain: a.labels.domain(label("domain")), Caps: capsOf(p.Abilities),
 		Profile: profileOf(p.Profile), Warm: time.Since(a.began) < warmFor}
 	if t.TLS {
 		host, _, err := net.SplitHostPort(t.Host)

@@ -10,6 +10,7 @@ import (
 
 	"github.com/penstock/penstock/admission"
 	"github.com/penstock/penstock/config"
+	"github.com/penstock/penstock/fleet"
 	"github.com/penstock/penstock/proxy"
 )
 
@@ -115,15 +116,29 @@ func proxyOptions(c *config.Config, budgets map[string]*admission.AttemptBudget)
 
 func classOptions(c *config.Config) (out []proxy.ClassOptions) {
 	for i := range c.Classes {
-		out = append(out, proxy.ClassOptions{Name: c.Classes[i].Name, Deadline: c.Classes[i].Deadline})
+		cl := &c.Classes[i]
+		out = append(out, proxy.ClassOptions{Name: cl.Name, Deadline: cl.Deadline, Exact: cl.Exact})
 	}
 	return out
+}
+
+// capsOf are a pool's abilities as bits; none given are all.
+func capsOf(names []string) uint64 {
+	if names == nil {
+		return fleet.AbilityAll
+	}
+	bits := map[string]uint64{"tools": fleet.AbilityTools, "images": fleet.AbilityImages, "audio": fleet.AbilityAudio, "video": fleet.AbilityVideo}
+	caps := fleet.AbilityText
+	for _, n := range names {
+		caps |= bits[n]
+	}
+	return caps
 }
 
 // poolOptions are what the data path has to know of a pool, core and budget
 // apart.
 func poolOptions(p *config.Pool) proxy.PoolOptions {
-	po := proxy.PoolOptions{Name: p.Name, Models: p.Models,
+	po := proxy.PoolOptions{Name: p.Name, Models: p.Models, SideEffects: p.SideEffects,
 		TTFTObjective: p.Objective.TTFT.Seconds(), TTFTPer1K: p.Objective.TTFTPer1K.Seconds(), ITLObjective: p.Objective.ITL.Seconds()}
 	for _, a := range p.Aliases {
 		po.Aliases = append(po.Aliases, a.Name)
