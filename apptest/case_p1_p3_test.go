@@ -3,7 +3,9 @@ package apptest
 import (
 	"bytes"
 	"context"
+	"net"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 )
@@ -275,7 +277,23 @@ func TestCaseP3KeepAliveRace(t *testing.T) {
 	t.Run("close at the router's idle time-out", func(t *testing.T) {
 		t.Parallel()
 		const idle = time.Second
-		u1 := replica(t, func(c *conn) { c.ok(); time.AfterFunc(idle, func() { c.k.Close() }) })
+		// Only an idle connection is closed: one that has been read from again is not.
+		var mu sync.Mutex
+		turn := map[net.Conn]int{}
+		u1 := replica(t, func(c *conn) {
+			mu.Lock()
+			turn[c.k]++
+			mine := turn[c.k]
+			mu.Unlock()
+			c.ok()
+			time.AfterFunc(idle, func() {
+				mu.Lock()
+				defer mu.Unlock()
+				if turn[c.k] == mine {
+					c.k.Close()
+				}
+			})
+		})
 		r := start(t, "timeouts: {upstream_idle: 1s}\n", u1)
 		for round := range 3 {
 			parallel(10, func(i int) bool {
