@@ -45,18 +45,14 @@ type Body struct {
 	spans   [promptSlots]span
 	chain   chain
 	scratch []byte
-	tape    []int32
 	names   [8]string // copies of the last models and tiers: no allocation for a name seen before
 	nextN   int
 }
 
 type span struct {
 	start, end int
-	tape       int // how much of the tape stands before it
+	texts      int // how many strings of the body stand before it
 }
-
-// maxTape bounds the tape that is kept for the next request: 256 KiB.
-const maxTape = 64 << 10
 
 // The parts of the prompt, in the order in which they are fingerprinted,
 // wherever they stand in the body.
@@ -81,7 +77,7 @@ const (
 )
 
 func (b *Body) reset(k Kind) {
-	*b = Body{Resolve: b.Resolve, Kind: k, N: 1, Prompts: 1, Blocks: b.Blocks[:0], scratch: b.scratch, tape: b.tape[:0], names: b.names, nextN: b.nextN}
+	*b = Body{Resolve: b.Resolve, Kind: k, N: 1, Prompts: 1, Blocks: b.Blocks[:0], scratch: b.scratch, names: b.names, nextN: b.nextN}
 }
 
 func badBody(param, format string, args ...any) *Error {
@@ -99,11 +95,9 @@ func (b *Body) Scan(k Kind, contentType string, body []byte) *Error {
 	if k == KindAudio {
 		return b.scanForm(contentType, body)
 	}
-	s := scanner{b: body, tape: b.tape, rec: true}
+	s := scanner{b: body, texts: getTexts()}
 	defer func() {
-		if b.tape = s.tape; cap(b.tape) > maxTape {
-			b.tape = nil
-		}
+		putTexts(s.texts)
 		if cap(b.scratch) > keepBytes {
 			b.scratch = nil
 		}
@@ -135,7 +129,7 @@ func (b *Body) Scan(k Kind, contentType string, body []byte) *Error {
 	if b.seen&seenModel == 0 {
 		return badBody("model", "you must give a model: the key \"model\" is missing")
 	}
-	b.fingerprint(body, s.tape)
+	b.fingerprint(body, s.texts)
 	return nil
 }
 
@@ -152,16 +146,15 @@ func (b *Body) root(s *scanner, i int, bad **Error) int {
 		if v < 0 {
 			return -1
 		}
-		tape := len(s.tape)
+		before := len(s.texts.list) // the key included
 		if i = s.value(v, 1); i < 0 {
 			return -1
 		}
 		key := s.b[start:end]
-		if plain(key, 0) < len(key) {
-			b.scratch = appendDecoded(b.scratch[:0], key)
-			key = b.scratch
+		if x := s.texts.list[before-1]; x.dec != 0 {
+			key = s.texts.decoded(s.b, x, start)
 		}
-		if e := b.member(key, s.b, span{v, i, tape}); e != nil && *bad == nil {
+		if e := b.member(key, s.b, span{v, i, before}); e != nil && *bad == nil {
 			*bad = e
 		}
 		i = s.space(i)

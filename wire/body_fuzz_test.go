@@ -99,6 +99,7 @@ func checkAgainstReference(t *testing.T, body []byte) {
 	if e != nil {
 		return
 	}
+	checkPrompt(t, &b, body)
 	var back string
 	if err := json.Unmarshal(body[b.ModelStart:b.ModelEnd], &back); err != nil || back != b.Model {
 		t.Fatalf("span %q is not the model %q", body[b.ModelStart:b.ModelEnd], b.Model)

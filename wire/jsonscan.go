@@ -70,11 +70,7 @@ type scanner struct {
 	at   int    // byte offset of the fault
 	want string // what was expected there
 
-	// tape, when rec is set, takes the index of every backslash that begins an
-	// escape and of every closing quote, so that the prompt's strings need not
-	// be searched a second time.
-	tape []int32
-	rec  bool
+	texts *texts // when set, takes note of every string
 }
 
 func (s *scanner) fail(at int, want string) int {
@@ -102,13 +98,13 @@ func (s *scanner) space(i int) int {
 
 // str scans a string; i is behind its opening quote.
 func (s *scanner) str(i int) int {
+	if s.texts != nil {
+		return s.note(i)
+	}
 	for {
 		i = plain(s.b, i)
 		if i >= len(s.b) {
 			return s.fail(i, "end of string")
-		}
-		if s.rec {
-			s.tape = append(s.tape, int32(i))
 		}
 		switch c := s.b[i]; {
 		case c == '"':

@@ -2,8 +2,6 @@ package wire
 
 import (
 	"encoding/binary"
-	"math/bits"
-	"unicode/utf8"
 
 	"github.com/zeebo/xxh3"
 )
@@ -30,7 +28,8 @@ type walker struct {
 	*Body
 	b     []byte
 	chain *chain
-	tape  []int32 // what the scanner noted, from the next string on
+	texts *texts
+	list  []text // the strings of the body from the next one on
 }
 
 func (w *walker) space(i int) int {
@@ -157,7 +156,7 @@ func (w *walker) partType(i int) {
 	if w.b[i] != '"' {
 		return
 	}
-	switch string(w.b[i+1 : w.tape[0]]) {
+	switch string(w.b[i+1 : w.list[0].end]) {
 	case "image_url", "input_image", "image", "image_pil", "image_embeds":
 		w.HasImages = true
 		w.MediaParts++
@@ -181,21 +180,17 @@ func (w *walker) media(i int) int {
 
 // stringEnd steps over the next string and returns the index of its closing quote.
 func (w *walker) stringEnd() int {
-	for n, i := range w.tape {
-		if w.b[i] == '"' {
-			w.tape = w.tape[n+1:]
-			return int(i)
-		}
-	}
-	panic("BUG: the prompt has a string that the scan did not see")
+	end := w.list[0].end
+	w.list = w.list[1:]
+	return int(end)
 }
 
 // skip steps over the value at i without feeding it.
 func (w *walker) skip(i int) int {
 	s := scanner{b: w.b}
 	end := s.value(i, 0)
-	for len(w.tape) > 0 && int(w.tape[0]) < end {
-		w.tape = w.tape[1:]
+	for len(w.list) > 0 && int(w.list[0].end) < end {
+		w.list = w.list[1:]
 	}
 	return end
 }
@@ -203,38 +198,10 @@ func (w *walker) skip(i int) int {
 // str feeds a string decoded; i is at its opening quote.
 func (w *walker) str(i int, count bool) int {
 	w.chain.byte(0x03)
-	i++
-	begin, total, other := i, w.chain.total, 0
-	for t, mark := range w.tape {
-		j := int(mark)
-		if j < i {
-			continue // the second half of a surrogate pair
-		}
-		w.chain.feed(w.b[i:j])
-		if w.b[j] == '"' {
-			if count {
-				other += countOther(w.b[begin:j])
-				w.Other += other
-				w.ASCII += w.chain.total - total - other
-			}
-			w.tape = w.tape[t+1:]
-			return j + 1
-		}
-		if c := plainEscapes[w.b[j+1]]; c != 0 {
-			w.chain.byte(c)
-			i = j + 2
-			continue
-		}
-		var r rune
-		r, i = escape(w.b, j)
-		var u [utf8.UTFMax]byte
-		n := utf8.EncodeRune(u[:], r)
-		w.chain.feed(u[:n])
-		if n > 1 {
-			other += n
-		}
-	}
-	panic("BUG: the prompt has a string that the scan did not see")
+	x := w.list[0]
+	w.list = w.list[1:]
+	w.text(w.texts.decoded(w.b, x, i+1), count)
+	return int(x.end) + 1
 }
 
 // plainEscapes maps the letter of each escape but \u to its character.
@@ -243,36 +210,18 @@ var plainEscapes = [256]byte{'"': '"', '\\': '\\', '/': '/', 'b': '\b', 'f': '\f
 // text feeds p and, when it is part of the prompt's text, counts it.
 func (w *walker) text(p []byte, count bool) {
 	if count {
-		o := countOther(p)
+		o := 0
+		if w.texts.wide {
+			o = countOther(p)
+		}
 		w.Other += o
 		w.ASCII += len(p) - o
 	}
 	w.chain.feed(p)
 }
 
-// countOther counts the bytes of p that are not ASCII.
-func countOther(p []byte) (n int) {
-	for len(p) >= 32 {
-		c := p[:32:32]
-		w0, w1 := binary.LittleEndian.Uint64(c[0:8]), binary.LittleEndian.Uint64(c[8:16])
-		w2, w3 := binary.LittleEndian.Uint64(c[16:24]), binary.LittleEndian.Uint64(c[24:32])
-		if (w0|w1|w2|w3)&swarHigh != 0 { // rare in most prompts
-			n += bits.OnesCount64(w0&swarHigh) + bits.OnesCount64(w1&swarHigh) + bits.OnesCount64(w2&swarHigh) + bits.OnesCount64(w3&swarHigh)
-		}
-		p = p[32:]
-	}
-	for len(p) >= 8 {
-		n += bits.OnesCount64(binary.LittleEndian.Uint64(p) & swarHigh)
-		p = p[8:]
-	}
-	for _, c := range p {
-		n += int(c >> 7)
-	}
-	return n
-}
-
 // fingerprint feeds the canonical prompt: tools, system, then the rest.
-func (b *Body) fingerprint(body []byte, tape []int32) {
+func (b *Body) fingerprint(body []byte, t *texts) {
 	model := b.Model
 	if b.Resolve != nil {
 		model = b.Resolve(model)
@@ -281,7 +230,7 @@ func (b *Body) fingerprint(body []byte, tape []int32) {
 	c := &b.chain
 	c.blocks = b.Blocks
 	c.reset(mix64(xxh3.HashString(model), xxh3.Hash(body[salt.start:salt.end])))
-	w := walker{Body: b, b: body, chain: c}
+	w := walker{Body: b, b: body, chain: c, texts: t}
 	for slot, sp := range b.spans[:slotSalt] {
 		if sp.end == 0 || body[sp.start] == 'n' { // null
 			continue
@@ -301,7 +250,7 @@ func (b *Body) fingerprint(body []byte, tape []int32) {
 				b.Prompts = countPrompts(body[sp.start:sp.end])
 			}
 		}
-		w.tape = tape[sp.tape:]
+		w.list = t.list[sp.texts:]
 		w.value(sp.start, in)
 	}
 	b.Blocks, b.BlockBytes, b.CanonBytes = c.blocks, linkBytes*c.every, c.total
