@@ -6,30 +6,24 @@ import (
 	"bytes"
 	"fmt"
 	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 )
 
-// clockTicks is USER_HZ, which Linux fixes at 100 for user space on all the
-// platforms that Go runs on.
-const clockTicks = 100
-
-// cpuOf sums user and system time of processes, seconds. The kernel scales the
-// sum to the scheduler's own count, so it is exact to one tick (10 ms).
+// cpuOf sums the time that processes had on a processor, seconds. The
+// scheduler's own count by thread is exact; the process's times are rounded to
+// 10 ms, which is 4 % of what a product uses for 400 prompts of 100 KB.
 func cpuOf(pids []int) float64 {
 	total := 0.0
 	for _, pid := range pids {
-		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-		if err != nil {
-			continue
-		}
-		f := strings.Fields(string(b[bytes.LastIndexByte(b, ')')+1:]))
-		if len(f) < 13 {
-			continue
-		}
-		for _, i := range []int{11, 12} { // utime, stime: fields 14 and 15 of the page, of which two are cut off
-			n, _ := strconv.ParseFloat(f[i], 64)
-			total += n / clockTicks
+		threads, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/schedstat", pid))
+		for _, name := range threads {
+			b, err := os.ReadFile(name)
+			if f := bytes.Fields(b); err == nil && len(f) > 0 {
+				ns, _ := strconv.ParseFloat(string(f[0]), 64)
+				total += ns / 1e9
+			}
 		}
 	}
 	return total
