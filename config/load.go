@@ -69,7 +69,7 @@ func Load(src Source) (*Config, error) {
 		d.defaults(reflect.ValueOf(c).Elem(), "")
 	}
 	if d.broken { // nothing was read, so that nothing else can be said of it
-		return nil, Errors(d.errs)
+		return nil, d.errs
 	}
 	d.environment(c, env)
 	d.flags(c, src)

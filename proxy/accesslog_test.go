@@ -11,17 +11,17 @@ import (
 )
 
 // lines are the access lines so far, decoded.
-func (b *syncBuffer) lines(t *testing.T) (out []map[string]any) {
+func (m *syncBuffer) lines(t *testing.T) (out []map[string]any) {
 	t.Helper()
-	for _, l := range bytes.Split([]byte(b.String()), []byte("\n")) {
-		var m map[string]any
+	for _, l := range bytes.Split([]byte(m.String()), []byte("\n")) {
+		var line map[string]any
 		if len(l) > 0 {
-			if err := json.Unmarshal(l, &m); err != nil {
+			if err := json.Unmarshal(l, &line); err != nil {
 				t.Fatalf("%v in %s", err, l)
 			}
 		}
-		if m["msg"] == "request" {
-			out = append(out, m)
+		if line["msg"] == "request" {
+			out = append(out, line)
 		}
 	}
 	return out

@@ -116,7 +116,7 @@ func (f *flight) serve() {
 		if last.evidence == fleet.EvidenceRefused && f.attempts < allowed {
 			refused++
 		}
-		if f.rungLate() || f.attempts >= allowed || refused > maxRefused || w.Excluded == len(w.Exclude) || !f.budget() {
+		if f.rungLate() || f.tooLate() || f.attempts >= allowed || refused > maxRefused || w.Excluded == len(w.Exclude) || !f.budget() {
 			if f.descend(whyFailed(last.evidence)) {
 				if f.outcome != outcomeNone {
 					return
@@ -266,6 +266,9 @@ func (f *flight) attempt(r *replica, d *admission.Decision) result {
 			}
 		}
 		if !counted { // a replay is the same attempt
+			if !f.deadlineAt.IsZero() {
+				f.p.metrics.deadline[min(f.attempts, 1)].Update(time.Until(f.deadlineAt).Seconds())
+			}
 			f.attempts++
 			counted = true
 		}
@@ -381,6 +384,12 @@ func (f *flight) hardLate() bool { return !f.hardBy.IsZero() && !time.Now().Befo
 // late tells whether the request's deadline has passed.
 func (f *flight) late() bool { return !f.deadlineAt.IsZero() && !time.Now().Before(f.deadlineAt) }
 
+// tooLate tells that not even the first token of another attempt would be in
+// time.
+func (f *flight) tooLate() bool {
+	return !f.deadlineAt.IsZero() && time.Until(f.deadlineAt).Seconds() < f.predicted
+}
+
 // take looks at the answer's head and decides what to do with the answer.
 func (f *flight) take(r *replica, u *upConn, h *answerHead) result {
 	f.str.body.reset(u, h)
@@ -408,7 +417,7 @@ func (f *flight) keep(h *answerHead) result {
 	for {
 		p, err := f.str.body.next()
 		if err != nil {
-			if err != io.EOF && f.why() != causeNone {
+			if !errors.Is(err, io.EOF) && f.why() != causeNone {
 				return result{kind: cancelled}
 			}
 			break
@@ -461,7 +470,7 @@ func (f *flight) whole(h *answerHead) result {
 	}
 	for {
 		p, err := s.body.next()
-		if err == io.EOF {
+		if errors.Is(err, io.EOF) {
 			break
 		}
 		if err != nil {
@@ -557,7 +566,7 @@ func (f *flight) pipe(h *answerHead, held, p []byte) result {
 			break
 		}
 	}
-	if err == io.EOF {
+	if errors.Is(err, io.EOF) {
 		if s.mode == outChunked && f.conn.send([]byte(lastChunk)) != nil {
 			return result{kind: cancelled}
 		}

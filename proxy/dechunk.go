@@ -9,7 +9,6 @@ var errBadChunk = errors.New("the answer's chunked framing is broken")
 type dechunker struct {
 	state  uint8
 	digits uint8
-	line   int   // bytes of the extension or trailer line so far
 	total  int   // bytes of extensions and trailers so far
 	left   int64 // of the present chunk's data
 }

@@ -100,7 +100,6 @@ func (m *syncBuffer) String() string {
 // answer is what a client got, raw.
 type answer struct {
 	status  int
-	head    string
 	headers http.Header
 	body    string
 	err     error // of reading the body: io.ErrUnexpectedEOF when it was cut

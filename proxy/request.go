@@ -239,7 +239,7 @@ func (f *flight) trace(value []byte) {
 	if validTrace(value) {
 		_, _ = hex.Decode(f.req.parent[:], value[36:52])
 		t = append(t, value[:36]...) // version, trace id and their dashes
-		t = append(appendHex(t, rand.Uint64()|1), value[52:55]...)
+		_ = append(appendHex(t, rand.Uint64()|1), value[52:55]...)
 		return
 	}
 	t = append(t, "00-"...)
@@ -277,7 +277,8 @@ func appendHex(dst []byte, v uint64) []byte {
 // forwarded writes X-Forwarded-For by the trust rule: replaced by the peer's
 // address, or with TrustForwarded, the peer's address appended.
 func (f *flight) forwarded(came []byte) {
-	h := append(f.req.headers, "X-Forwarded-For: "...)
+	h := f.req.headers
+	h = append(h, "X-Forwarded-For: "...)
 	if f.p.opt.TrustForwarded && len(came) > 0 {
 		h = append(append(h, came...), ", "...)
 	}

@@ -271,7 +271,6 @@ type answerHead struct {
 	connNames []byte // value of Connection, part of raw
 
 	retryAfter float64 // seconds, 0 = none
-	ours       bool    // Location or such points to the replica itself
 }
 
 var (
@@ -287,7 +286,6 @@ func (u *upConn) readHead(h *answerHead, limit int, headRequest bool) (began boo
 			if err := u.fill(); err != nil {
 				return began, err
 			}
-			began = true
 		}
 		w := u.in.unread()
 		began = true

@@ -303,7 +303,7 @@ func FuzzParse(f *testing.F) {
 	f.Add([]byte("vllm:kv_cache_usage_perc{engine=\"0\"} NaN\nvllm:gpu_cache_usage_perc 0.5\n"))
 	f.Fuzz(func(t *testing.T, page []byte) {
 		var got fleet.Sample
-		_, err := Parse(page, &got)
+		_, _ = Parse(page, &got)
 		var plain []byte
 		for line := range bytes.Lines(page) {
 			line = trimBlank(line)
@@ -321,7 +321,7 @@ func FuzzParse(f *testing.F) {
 			return
 		}
 		want, load := o.sample()
-		_, err = Parse(plain, &got)
+		_, err := Parse(plain, &got)
 		if !load {
 			if !errors.Is(err, ErrForeign) {
 				t.Fatalf("nothing wanted, yet %v", err)

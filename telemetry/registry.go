@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"strings"
-	"sync"
 
 	"github.com/VictoriaMetrics/metrics"
 )
@@ -34,7 +33,6 @@ type Def struct {
 // Registry owns one metrics.Set. All its metrics come from the table.
 type Registry struct {
 	set *metrics.Set
-	mu  sync.Mutex
 }
 
 // New returns an empty registry.

@@ -92,7 +92,7 @@ func (t *Tracer) lose(n int) {
 func (t *Tracer) Close(ctx context.Context) {
 	t.stop()
 	t.wg.Wait()
-	t.exp.Shutdown(ctx)
+	_ = t.exp.Shutdown(ctx) // what could not be sent is lost either way
 }
 
 func (t *Tracer) run(ctx context.Context) {
