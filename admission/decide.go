@@ -465,6 +465,25 @@ func (p *Pool) headroomShort(w *fleet.Work) bool {
 	return total > 0 && use > (1-free)*total
 }
 
+// Free is the share of the pool's capacity, of replicas that take traffic, that
+// is free now, 0..1. It changes nothing.
+func (p *Pool) Free() float64 {
+	use, total := 0.0, 0.0
+	for i := range p.view.Replicas {
+		v := &p.view.Replicas[i]
+		if !v.Health.Open() || p.reps[i].gone {
+			continue
+		}
+		size := float64(v.Profile.KVTokens)
+		total += size
+		use += size * p.use(v)
+	}
+	if total == 0 {
+		return 0
+	}
+	return 1 - use/total
+}
+
 // use is the share of a replica's capacity in use, 0..1: of its memory, its
 // slots, the TTFT objective of the top class or its ITL objective, whichever
 // is nearest to its end.

@@ -157,3 +157,22 @@ func TestAllOutIsTriedEarly(t *testing.T) {
 		t.Errorf("it answered, and is not used: %+v", d)
 	}
 }
+
+func TestFreeIsWhatTrafficCanUse(t *testing.T) {
+	p := pool(t, Config{}, 2)
+	if f := p.Free(); f != 1 {
+		t.Errorf("an idle pool has %v free", f)
+	}
+	for range 20 {
+		p.Admit(1, request(2000))
+	}
+	some := p.Free()
+	if some <= 0 || some >= 1 {
+		t.Errorf("a busy pool has %v free", some)
+	}
+	p.Evidence(1, 1, fleet.EvidenceProbeRefused)
+	p.Evidence(1, 2, fleet.EvidenceProbeRefused)
+	if f := p.Free(); f != 0 {
+		t.Errorf("a pool without a replica has %v free", f)
+	}
+}

@@ -181,13 +181,14 @@ type Degrade struct {
 // Tier is one step of a ladder; exactly one of Pool, Reduce, Cached, Static
 // and Defer is set.
 type Tier struct {
-	Pool     string      `yaml:"pool"`
-	Model    string      `yaml:"model"`    // with Pool: the model asked of it; empty = as the request says
-	Validate *Validation `yaml:"validate"` // with Pool
-	Reduce   *Reduce     `yaml:"reduce"`
-	Cached   *Cached     `yaml:"cached"`
-	Static   *Static     `yaml:"static"`
-	Defer    bool        `yaml:"defer"`
+	Pool     string        `yaml:"pool"`
+	Model    string        `yaml:"model"`    // with Pool: the model asked of it; empty = as the request says
+	Limit    time.Duration `yaml:"limit"`    // with Pool: until an answer begins; 0 = what the budget leaves
+	Validate *Validation   `yaml:"validate"` // with Pool
+	Reduce   *Reduce       `yaml:"reduce"`
+	Cached   *Cached       `yaml:"cached"`
+	Static   *Static       `yaml:"static"`
+	Defer    bool          `yaml:"defer"`
 }
 
 // Validation is the proof that a fallback pool answers well enough.

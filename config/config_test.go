@@ -86,6 +86,7 @@ func TestEachMistakeIsNamedWithItsPlace(t *testing.T) {
 		{"trial share", "routes: [{model: m, degrade: {trial_success: 0%}, tiers: [{pool: p}]}]\n" + minimal, `routes[0].degrade.trial_success: 0% is not a share over 0% and up to 100%`},
 		{"stalled after", "routes: [{model: m, degrade: {stalled_after: 0s}, tiers: [{pool: p}]}]\n" + minimal, `routes[0].degrade.stalled_after: 0s is not over 0s and at most 24h`},
 		{"trials", "routes: [{model: m, degrade: {trials: 0}, tiers: [{pool: p}]}]\n" + minimal, `routes[0].degrade.trials: 0 is not from 1 to 500`},
+		{"tier limit", "routes: [{model: m, budget: 1s, tiers: [{pool: p, limit: 2s}]}]\n" + minimal, `routes[0].tiers[0].limit: 2s: belongs to a pool tier, and is not over the route's budget of 1s`},
 		{"ability", "pools: [{name: a, abilities: [tool], replicas: {static: [\"http://h:1\"]}}]\n", `pools[0].abilities[0]: "tool" is unknown; did you mean "tools"?`},
 		{"tier of two kinds", "routes: [{model: m, tiers: [{pool: a, reduce: {max_tokens: 2}}]}]\n" + minimal, `a tier is exactly one of`},
 		{"tier word", "routes: [{model: m, tiers: [later]}]\n" + minimal, `"later" is not a tier`},

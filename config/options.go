@@ -80,6 +80,7 @@ var Options = []Option{
 	{Path: "routes[].degrade.stalled_after", Default: "60s", Doc: "Good health evidence for so long, and the route is not back: ALERT_RECOVERY_PROBE_STALLED."},
 	{Path: "routes[].tiers[].pool", Doc: "Tier: this pool."},
 	{Path: "routes[].tiers[].model", Doc: "With pool: the model asked of it, when it is another than the route's."},
+	{Path: "routes[].tiers[].limit", Doc: "With pool: time until an answer of this tier begins, after which the next is tried. Left out: half of what is left of budget while another pool follows, else all of it."},
 	{Path: "routes[].tiers[].validate.prompts", Doc: "File with prompts and checks that the fallback pool has to pass."},
 	{Path: "routes[].tiers[].validate.pass", Default: "95%", Doc: "Share of the checks that has to pass."},
 	{Path: "routes[].tiers[].validate.every", Default: "12h", Doc: "How often the validation has to be repeated; over 24 h the tier is not used."},

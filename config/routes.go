@@ -122,6 +122,9 @@ func (v *validator) tier(r *Route, j int, key string, pools map[string]*Pool, na
 	if t.Model != "" && t.Pool == "" {
 		v.fail(key+".model", "belongs to a pool tier")
 	}
+	if t.Limit != 0 && (t.Pool == "" || t.Limit < 0 || t.Limit > r.Budget) {
+		v.fail(key+".limit", "%s: belongs to a pool tier, and is not over the route's budget of %s", t.Limit, r.Budget)
+	}
 	if t.Validate != nil {
 		if t.Pool == "" {
 			v.fail(key+".validate", "belongs to a pool tier")

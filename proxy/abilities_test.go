@@ -3,6 +3,7 @@ package proxy
 import (
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/penstock/penstock/admission"
 	"github.com/penstock/penstock/fleet"
@@ -121,5 +122,21 @@ func TestSideEffectsAreNotRepeated(t *testing.T) {
 			}
 			g.settled()
 		})
+	}
+}
+
+// No attempt is made that could not begin to answer in time.
+func TestNoAttemptThatIsTooLate(t *testing.T) {
+	f := &flight{deadlineAt: time.Now().Add(time.Second), predicted: 2}
+	if !f.tooLate() {
+		t.Error("two seconds to the first token, one is left")
+	}
+	f.predicted = .5
+	if f.tooLate() {
+		t.Error("half a second to the first token, one is left")
+	}
+	f.deadlineAt = time.Time{}
+	if f.predicted = 100; f.tooLate() {
+		t.Error("there is no deadline")
 	}
 }

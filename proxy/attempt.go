@@ -116,7 +116,7 @@ func (f *flight) serve() {
 		if last.evidence == fleet.EvidenceRefused && f.attempts < allowed {
 			refused++
 		}
-		if f.rungLate() || f.attempts >= allowed || refused > maxRefused || w.Excluded == len(w.Exclude) || !f.budget() {
+		if f.rungLate() || f.tooLate() || f.attempts >= allowed || refused > maxRefused || w.Excluded == len(w.Exclude) || !f.budget() {
 			if f.descend(whyFailed(last.evidence)) {
 				if f.outcome != outcomeNone {
 					return
@@ -266,6 +266,9 @@ func (f *flight) attempt(r *replica, d *admission.Decision) result {
 			}
 		}
 		if !counted { // a replay is the same attempt
+			if !f.deadlineAt.IsZero() {
+				f.p.metrics.deadline[min(f.attempts, 1)].Update(time.Until(f.deadlineAt).Seconds())
+			}
 			f.attempts++
 			counted = true
 		}
@@ -380,6 +383,12 @@ func (f *flight) hardLate() bool { return !f.hardBy.IsZero() && !time.Now().Befo
 
 // late tells whether the request's deadline has passed.
 func (f *flight) late() bool { return !f.deadlineAt.IsZero() && !time.Now().Before(f.deadlineAt) }
+
+// tooLate tells that not even the first token of another attempt would be in
+// time.
+func (f *flight) tooLate() bool {
+	return !f.deadlineAt.IsZero() && time.Until(f.deadlineAt).Seconds() < f.predicted
+}
 
 // take looks at the answer's head and decides what to do with the answer.
 func (f *flight) take(r *replica, u *upConn, h *answerHead) result {

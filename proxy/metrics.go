@@ -47,6 +47,7 @@ type proxyMetrics struct {
 	storms    *metrics.Counter
 	cancels   [phaseCount]*metrics.Counter
 	estimated *metrics.Counter
+	deadline  [2]*metrics.PrometheusHistogram // of first attempts, of others
 	wasted    [fleet.EvidenceCount]*metrics.Counter
 	integrity []*metrics.Counter
 	sloMet    *metrics.Counter
@@ -83,11 +84,18 @@ func newProxyMetrics(reg *telemetry.Registry, p *Proxy) *proxyMetrics {
 		m.integrity = append(m.integrity, reg.Counter(telemetry.Integrity, wire.Violation(v).String()))
 	}
 	m.estimated = reg.Counter(telemetry.UsageEstimated)
+	for i, which := range [...]string{"first", "next"} {
+		m.deadline[i] = reg.Histogram(telemetry.DeadlineLeft, deadlineBounds, which)
+	}
 	m.sloMet = reg.Counter(telemetry.GoodRequests, "true")
 	m.sloMissed = reg.Counter(telemetry.GoodRequests, "false")
 	reg.Gauge(telemetry.InFlight, func() float64 { return float64(p.inFlight.Load()) })
 	return m
 }
+
+// deadlineBounds are of penstock_attempt_deadline_seconds: from a deadline that
+// is as good as over to one of hours.
+var deadlineBounds = []float64{0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 3600}
 
 // request counts a request's end by kind and by what the client was told.
 func (m *proxyMetrics) request(k wire.Kind, status int) {
@@ -135,6 +143,13 @@ func newPoolMetrics(reg *telemetry.Registry, pl *pool) *poolMetrics {
 	}, pl.name)
 	m := &poolMetrics{hold: reg.Histogram(telemetry.HoldTime, holdBounds, pl.name)}
 	if c, ok := pl.core.(interface{ Stats() admission.Stats }); ok {
+		if core, ok := pl.core.(interface{ Free() float64 }); ok {
+			reg.Gauge(telemetry.PoolHeadroom, func() float64 {
+				pl.mu.Lock()
+				defer pl.mu.Unlock()
+				return core.Free()
+			}, pl.name)
+		}
 		reg.Gauge(telemetry.HeldTokens, func() float64 {
 			pl.mu.Lock()
 			defer pl.mu.Unlock()

@@ -42,6 +42,7 @@ var (
 		{telemetry.ReplicaWaiting, func(p *replica) float64 { return p.field(func(s *fleet.Sample) float64 { return s.Waiting }) }},
 		{telemetry.ReplicaRunning, func(p *replica) float64 { return p.field(func(s *fleet.Sample) float64 { return s.Running }) }},
 		{telemetry.ReplicaKVUsage, func(p *replica) float64 { return p.field(func(s *fleet.Sample) float64 { return s.KVUsage }) }},
+		{telemetry.ReplicaPreempt, func(p *replica) float64 { return p.field(func(s *fleet.Sample) float64 { return s.Preemptions }) }},
 	}
 )
 

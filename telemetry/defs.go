@@ -6,7 +6,9 @@ var (
 		"Requests ended, by API path and by what the client was told (status code; 499 = the client left first; 502 also for a stream that broke after its 200)."}
 	Outcomes = &Def{"penstock_request_outcomes_total", Counter, []string{"outcome"},
 		"Requests by outcome: finished, failed, cancelled, shed, refused. Admitted = finished + failed + cancelled."}
-	Attempts  = &Def{"penstock_attempts_total", Counter, []string{"replica"}, "Attempts sent to a replica."}
+	Attempts     = &Def{"penstock_attempts_total", Counter, []string{"replica"}, "Attempts sent to a replica."}
+	DeadlineLeft = &Def{"penstock_attempt_deadline_seconds", Histogram, []string{"attempt"},
+		"Time left until the request's deadline when an attempt is sent: first, next."}
 	Failovers = &Def{"penstock_failovers_total", Counter, []string{"reason"},
 		"Attempts abandoned before the answer began and followed by another, by evidence (closed set, see fleet.Evidence)."}
 	Sheds         = &Def{"penstock_shed_total", Counter, []string{"reason"}, "Requests shed, by admission reason (closed set, see admission.Reason)."}
@@ -23,6 +25,8 @@ var (
 	ReplicaWaiting = &Def{"penstock_replica_waiting_requests", Gauge, []string{"replica"}, "Requests waiting at the replica, as scraped."}
 	ReplicaRunning = &Def{"penstock_replica_running_requests", Gauge, []string{"replica"}, "Requests running at the replica, as scraped."}
 	ReplicaKVUsage = &Def{"penstock_replica_kv_usage_ratio", Gauge, []string{"replica"}, "KV-cache use of the replica, as scraped, 0 to 1."}
+	ReplicaPreempt = &Def{"penstock_replica_preemptions", Gauge, []string{"replica"}, "Requests that the replica has preempted for want of KV cache since it started, as scraped."}
+	PoolHeadroom   = &Def{"penstock_pool_headroom_ratio", Gauge, []string{"pool"}, "Share of the pool's token-work capacity (of replicas that take traffic) that is free now, 0 to 1."}
 	Ejections      = &Def{"penstock_replica_ejections_total", Counter, []string{"pool", "reason"}, "Ejections of replicas by the evidence that led to them (closed set, see fleet.Evidence)."}
 	TokensIn       = &Def{"penstock_prompt_tokens_total", Counter, []string{"replica"}, "Prompt tokens of answers, from usage, else estimated; of an answer that was cut after it began, too."}
 	TokensCached   = &Def{"penstock_prompt_cached_tokens_total", Counter, []string{"replica"}, "Prompt tokens that the replica took from its prefix cache, from usage."}
@@ -68,8 +72,8 @@ var (
 )
 
 // Defs lists the table in the order of docs/metrics.md. Every Def has to be in it.
-var Defs = []*Def{Requests, Outcomes, Attempts, Failovers, Sheds, Cancellations, InFlight, HeldRequests, HeldTokens,
-	ReplicaFlight, ReplicaPrefill, ReplicaKV, ReplicaState, ReplicaShare, ReplicaWaiting, ReplicaRunning, ReplicaKVUsage, Ejections,
+var Defs = []*Def{Requests, Outcomes, Attempts, DeadlineLeft, Failovers, Sheds, Cancellations, InFlight, HeldRequests, HeldTokens,
+	ReplicaFlight, ReplicaPrefill, ReplicaKV, ReplicaState, ReplicaShare, ReplicaWaiting, ReplicaRunning, ReplicaKVUsage, ReplicaPreempt, PoolHeadroom, Ejections,
 	TokensIn, TokensCached, TokensOut, TokensWasted, UsageEstimated, Integrity, TTFT, ITL, E2E, HoldTime, PredictRatio, ScalePrefill, ScaleDecode,
 	GoodRequests, ScrapeAge, Scrapes, ScrapeSeconds, Probes,
 	PeerDatagrams, PeerStreams, PeerBytes, PeerMembers, PeerShare, PeerDrift, PeerUnknown, PeerInterval, BuildInfo, ReloadTotal,

@@ -102,7 +102,7 @@ func tierOptions(cfg *config.Config, r *config.Route, j int) (ladder.Tier, error
 	c := &r.Tiers[j]
 	switch {
 	case c.Pool != "":
-		t := ladder.Tier{Kind: ladder.KindPool, Number: 2, Pool: c.Pool, Model: c.Model}
+		t := ladder.Tier{Kind: ladder.KindPool, Number: 2, Pool: c.Pool, Model: c.Model, Limit: c.Limit}
 		if equivalent(cfg, r, j) {
 			t.Number = 0
 			return t, nil
