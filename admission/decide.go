@@ -31,6 +31,10 @@ func (p *Pool) try(now float64, t *Ticket, block *replica) tryResult {
 		return p.place(now, t, trial)
 	}
 	if len(c.Cand) == 0 {
+		if why == tryFull && p.manyOut {
+			p.lookup(&t.Work)
+			return p.tryOut(now, t)
+		}
 		return why
 	}
 	p.lookup(&t.Work)
@@ -44,6 +48,9 @@ func (p *Pool) try(now float64, t *Ticket, block *replica) tryResult {
 		return tryFull
 	}
 	i, late := p.choose(now, t)
+	if (late || i < 0) && p.manyOut && p.tryOut(now, t) == tryPlaced {
+		return tryPlaced
+	}
 	if late {
 		return tryLate
 	}
@@ -51,6 +58,24 @@ func (p *Pool) try(now float64, t *Ticket, block *replica) tryResult {
 		return tryFull
 	}
 	return p.place(now, t, i)
+}
+
+// tryOut places a ticket, for which those in service have no room, on a replica
+// that is ejected on soft evidence (panic mode, see candidates).
+func (p *Pool) tryOut(now float64, t *Ticket) tryResult {
+	c := &p.ctx
+	c.Cand = c.Cand[:0]
+	p.failOpen(now, &t.Work)
+	if len(c.Cand) == 0 {
+		return tryFull
+	}
+	p.seed++
+	c.Seed = p.seed
+	c.Par.ITL = p.cfg.Classes[t.Work.Class].Objective.ITL
+	if i, _ := p.choose(now, t); i >= 0 {
+		return p.place(now, t, i)
+	}
+	return tryFull
 }
 
 // candidates fills ctx.Cand with the replicas that may take w. When there are
@@ -63,7 +88,7 @@ func (p *Pool) candidates(now float64, w *fleet.Work, block *replica) (why tryRe
 	c.Cand = c.Cand[:0]
 	trial = -1
 	var serves, permitted, fits, untried, doubtful, later, ramping, elsewhere bool
-	soft := 0
+	soft, opens := 0, 0
 	for i := range p.view.Replicas {
 		v := &p.view.Replicas[i]
 		r := p.reps[i]
@@ -94,6 +119,7 @@ func (p *Pool) candidates(now float64, w *fleet.Work, block *replica) (why tryRe
 		switch {
 		case open:
 			later = true
+			opens++
 			ramping = ramping || v.Health.State == fleet.StateRamping
 			if r == block || p.capped(r, v) {
 				continue
@@ -113,6 +139,10 @@ func (p *Pool) candidates(now float64, w *fleet.Work, block *replica) (why tryRe
 	if ramping {
 		p.limitRamps(w)
 	}
+	// More than half out (rounded up) for answers that were bad or late: more
+	// likely it is the requests than the replicas, and the rest would drown. What
+	// finds no room with the rest goes to them all the same.
+	p.manyOut = 2*soft > opens+soft+1
 	switch {
 	case later || trial >= 0:
 		why = tryFull
@@ -171,9 +201,6 @@ func (p *Pool) failOpen(now float64, w *fleet.Work) {
 			continue
 		}
 		c.Cand = append(c.Cand, int32(i))
-	}
-	if len(c.Cand) > 0 {
-		p.stats.Panics++
 	}
 }
 
@@ -432,6 +459,9 @@ func (p *Pool) place(now float64, t *Ticket, i int) tryResult {
 		}
 	}
 	v := &p.view.Replicas[i]
+	if v.Health.State == fleet.StateEjected {
+		p.stats.Panics++
+	}
 	var pr scorer.Prediction
 	p.loadedOf(i).Predict(now, &t.Work, p.hits[i], &p.ctx.Par, &pr)
 	t.Decision = Decision{Verdict: Placed, Replica: v.ID, TTFT: pr.TTFT, ITL: pr.ITL, Own: pr.Own, Harm: pr.Harm, Hit: p.hits[i]}

@@ -579,7 +579,6 @@ func (p *Pool) tryOne(now float64, t *Ticket, block *replica) tryResult {
 // than a short wait for a warm replica. For tests and simulations: it costs as
 // much as a look at the queue.
 func (p *Pool) Takeable(now float64, out []*Ticket) []*Ticket {
-	panics := p.stats.Panics
 	var pr scorer.Prediction
 	for c := range p.held.bands {
 		for _, t := range p.held.look(c, p.cfg.LookAhead) {
@@ -601,7 +600,6 @@ func (p *Pool) Takeable(now float64, out []*Ticket) []*Ticket {
 			}
 		}
 	}
-	p.stats.Panics = panics
 	return out
 }
 

@@ -57,11 +57,13 @@ type Pool struct {
 	hits   []float64
 	costs  []Cost // of the decision made last, see Costs
 	costOf *fleet.Work
-	fits   []int32
-	ctx    scorer.Context
-	policy *scorer.Policy
-	work   bool // policy is the default one
-	shadow *scorer.Policy
+
+	manyOut bool // of the replicas that candidates looked at last, see there
+	fits    []int32
+	ctx     scorer.Context
+	policy  *scorer.Policy
+	work    bool // policy is the default one
+	shadow  *scorer.Policy
 
 	held   heldQueue
 	models map[uint32]*modelStats

@@ -176,3 +176,66 @@ func TestFreeIsWhatTrafficCanUse(t *testing.T) {
 		t.Errorf("a pool without a replica has %v free", f)
 	}
 }
+
+// Never more than half of the fleet is taken out of service for bad answers:
+// what finds no room with the rest goes to the ejected ones, and is counted.
+func TestAFleetIsNotEjectedAway(t *testing.T) {
+	const n = 10
+	p := pool(t, Config{Cap: 2}, n)
+	eject := func(id fleet.ID) {
+		for range 3 {
+			for {
+				x := request(10)
+				d := p.Admit(1, x)
+				if d.Verdict != Placed {
+					t.Fatalf("replica %d gets nothing: %+v", id, d)
+				}
+				e := End{Outcome: Cancelled}
+				if d.Replica == id {
+					e = End{Outcome: Failed, Evidence: fleet.EvidenceStatus5xx}
+				}
+				p.Done(1, x, e)
+				if d.Replica == id {
+					break
+				}
+			}
+		}
+		if s := p.View().Replicas[id-1].Health.State; s != fleet.StateEjected {
+			t.Fatalf("replica %d is %v", id, s)
+		}
+	}
+	fill := func() (placed int, used map[fleet.ID]bool) {
+		var all []*Ticket
+		used = map[fleet.ID]bool{}
+		for range 2 * n {
+			x := request(10)
+			if d := p.Admit(1, x); d.Verdict == Placed {
+				placed++
+				used[d.Replica] = true
+			}
+			all = append(all, x)
+		}
+		for _, x := range all {
+			if x.Decision.Verdict == Placed {
+				p.Done(1, x, End{Outcome: Cancelled})
+			} else {
+				p.Leave(1, x)
+			}
+		}
+		return placed, used
+	}
+	for id := fleet.ID(1); id <= 5; id++ {
+		eject(id)
+	}
+	if placed, used := fill(); placed != 2*5 || used[1] || p.Stats().Panics != 0 {
+		t.Errorf("half is out: %d placed at %v, %d fail-open", placed, used, p.Stats().Panics)
+	}
+	eject(6)
+	placed, used := fill()
+	if placed != 2*n || len(used) != n {
+		t.Errorf("six of ten are out: %d of %d placed, at %d replicas", placed, 2*n, len(used))
+	}
+	if got := p.Stats().Panics; got != 2*6 {
+		t.Errorf("%d placements are counted as fail-open, want 12: those in service are filled first", got)
+	}
+}

@@ -68,7 +68,7 @@ var (
 	ServiceRequests = &Def{"penstock_service_requests_total", Counter, []string{"service", "result"}, "Requests to auxiliary services by result: ok, error, refused (breaker open or limit)."}
 	SpansDropped    = &Def{"penstock_spans_dropped_total", Counter, nil, "Spans that the collector did not take, or that found the queue full."}
 	CacheBytes      = &Def{"penstock_answer_cache_bytes", Gauge, nil, "Answers held for the cached tier."}
-	PanicMode       = &Def{"penstock_panic_picks_total", Counter, []string{"pool"}, "Placements made although every replica was ejected (fail-open)."}
+	PanicMode       = &Def{"penstock_panic_picks_total", Counter, []string{"pool"}, "Placements on an ejected replica (fail-open): every replica was ejected, or more than half and the rest had no room."}
 )
 
 // Defs lists the table in the order of docs/metrics.md. Every Def has to be in it.
