@@ -104,7 +104,7 @@ var Options = []Option{
 	{Path: "limits.held_requests", Default: "10000", Live: true, Doc: "Most requests held per pool; over it the least important, newest first, are shed."},
 	{Path: "limits.held_bytes", Default: "256MiB", Live: true, Doc: "Most bytes of request bodies held per pool; over it as held_requests."},
 
-	{Path: "timeouts.header", Default: "10s", Doc: "Reading a request's head, or the next part of a slow body."},
+	{Path: "timeouts.header", Default: "10s", Doc: "Reading a request's head, and the first bytes of a new connection."},
 	{Path: "timeouts.body", Default: "60s", Doc: "Reading a request's body in all."},
 	{Path: "timeouts.idle", Default: "75s", Doc: "An idle client connection is closed (nginx's keepalive_timeout)."},
 	{Path: "timeouts.write", Default: "30s", Doc: "One write to a client that does not read."},

@@ -99,7 +99,7 @@ type Options struct {
 	MaxConnections int   // client connections; 0 = 262144
 	BufferAnswer   int   // bytes of an answer that is not a stream, held back until it is whole so that a replica's death in it can still fail over; 0 = 1 MiB
 
-	HeaderTimeout  time.Duration // reading a request's head, and its body at BodyRate or faster; 0 = 10s
+	HeaderTimeout  time.Duration // reading a request's head; 0 = 10s
 	BodyTimeout    time.Duration // reading a request's body in all; 0 = 60s
 	IdleTimeout    time.Duration // an idle client connection; 0 = 75s (nginx's keepalive_timeout)
 	WriteTimeout   time.Duration // one write to a client that does not read; 0 = 30s
