@@ -318,7 +318,9 @@ func (l *limits) spare(t float64, pr *scorer.Prediction) float64 {
 // late tells that not even the end of all prefills before it would be in time.
 func (l *limits) over(v *fleet.Replica, s *scorer.Loaded, pr *scorer.Prediction) (over float64, ok, late bool) {
 	alone := l.spare(pr.Alone, pr)
-	lost := alone > l.ttft
+	// By what an idle replica could do: one that is so full that nothing is in
+	// time there is no reason to fill it more.
+	lost := l.margin*pr.Idle > l.ttft
 	if lost {
 		over = max(0, pr.TTFT-(aloneSlack*pr.Alone-l.elapsed))
 	} else {

@@ -443,7 +443,7 @@ func (p *Pool) Advance(now float64, out []*Ticket) []*Ticket {
 
 // lookEvery is how often the queue is looked at though nothing was reported:
 // predictions move by time alone (a running prefill gets on).
-const lookEvery = 0.004
+const lookEvery = 0.003
 
 // serveHeld places what can be placed, band by band; a band that its minimum
 // share owes something goes first.

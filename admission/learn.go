@@ -132,7 +132,7 @@ const (
 	lateMin      = 0.5 // steps
 	lateMax      = 4.0
 
-	marginQuantileITL = 0.97
+	marginQuantileITL = 0.99
 	marginStepITL     = 0.002
 	marginMaxITL      = 0.3 // 1.35
 )
@@ -145,9 +145,9 @@ const (
 	trueTTFT = 0.25
 )
 
-// nearITL is the share of the ITL objective from which a prediction teaches
-// the margin.
-const nearITL = 0.7
+// nearITL is the share of the ITL that is let in now from which a prediction
+// teaches the margin.
+const nearITL = 0.9
 
 // offsetStep is how far one first token moves the learned offset, seconds.
 const offsetStep = 0.0005
@@ -325,8 +325,8 @@ func (p *Pool) learnEnd(now float64, t *Ticket, r *replica, v *fleet.Replica, e 
 	l.logITL += g * (math.Log(ratio) - l.logITL)
 	l.obsITL += g * (itl - l.obsITL)
 	l.predITL += g * (t.itl - l.predITL)
-	if t.itl > nearITL*p.cfg.Classes[w.Class].Objective.ITL {
-		// Only where it was a close decision: while load rises from little, every
+	if t.itl > nearITL*p.cfg.Classes[w.Class].Objective.ITL*math.Exp(-p.marginITL) {
+		// Only where it was a close decision: while load rises from less, every
 		// answer is slower than was predicted when it began, and none too slow.
 		p.marginITL = follow(p.marginITL, math.Log(itl/t.itl), marginQuantileITL, marginStepITL, marginMin, marginMaxITL)
 	}
@@ -337,18 +337,31 @@ func (p *Pool) learnEnd(now float64, t *Ticket, r *replica, v *fleet.Replica, e 
 	}
 }
 
+// stepOf is the time of one decode step by the profile, nothing learned, at
+// what the replica has now.
+func stepOf(v *fleet.Replica) float64 {
+	n := float64(v.Own.Requests - v.Own.Prefilling + v.Peers.Requests - v.Peers.Prefilling + v.Other.Requests - v.Other.Prefilling)
+	f := v.Profile
+	return f.Base + f.PerSeq*max(0, n) + f.PerKV*(v.Own.KVTokens+v.Peers.KVTokens+v.Other.KVTokens)
+}
+
 // countSteps brings up to date how many decode steps the replica can have made
-// by its profile, nothing learned.
+// by its profile, nothing learned, had it computed no prompts; stepsLost takes
+// off what a prompt took.
 func (p *Pool) countSteps(now float64, r *replica, v *fleet.Replica) {
 	dt := now - r.stepsAt
 	r.stepsAt = now
-	if dt <= 0 {
-		return
+	if dt > 0 {
+		r.steps += dt / stepOf(v)
 	}
-	n := float64(v.Own.Requests - v.Own.Prefilling + v.Peers.Requests - v.Peers.Prefilling + v.Other.Requests - v.Other.Prefilling)
-	f := v.Profile
-	step := f.Base + f.PerSeq*max(0, n) + f.PerKV*(v.Own.KVTokens+v.Peers.KVTokens+v.Other.KVTokens)
-	r.steps += dt * (1 - min(0.9, v.PrefillShare)) / step
+}
+
+// stepsLost takes off the decode steps that the prompt of t took the time of:
+// when it is computed, and as much as it took. A mean of what the replica
+// spends on prompts lags, and while load rises it would be learned as a slow
+// replica.
+func (r *replica) stepsLost(t *Ticket, v *fleet.Replica) {
+	r.steps -= t.pre * v.ScalePrefill * v.Profile.PerPrefill / stepOf(v)
 }
 
 // learnHit compares the prefix hit that was expected with the one that usage

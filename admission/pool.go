@@ -355,6 +355,7 @@ func (p *Pool) started(now float64, t *Ticket) {
 	r := t.rep
 	v := &p.view.Replicas[r.i]
 	p.countSteps(now, r, v)
+	r.stepsLost(t, v)
 	t.phase = phaseStarted
 	t.firstAt = now
 	t.steps = r.steps

@@ -31,6 +31,7 @@ type Prediction struct {
 	Queue   float64 // the part of TTFT that the prefills before it take
 	Prefill float64 // the part of TTFT that its own prompt takes
 	Alone   float64 // TTFT without those before it
+	Idle    float64 // TTFT were there nothing else at all
 	Wait    float64 // the part of TTFT spent waiting for KV memory or a sequence slot
 	Step    float64 // one decode step with this request in it
 	ITL     float64 // the mean gap between its tokens: steps, and the prefills between them
@@ -67,7 +68,7 @@ type Loaded struct {
 	perPrefill, full, batch       float64 // s per prompt token, the same in full batches, tokens of one
 	perSeq, perKV                 float64
 	attn                          float64 // work of a token pair, in tokens of prefill
-	front, offset                 float64
+	front, offset, idle           float64
 	memory, capacity, slots, left float64
 	share, free                   float64 // of its time that goes to prefills, and what is left of it
 }
@@ -113,6 +114,7 @@ func (s *Loaded) Of(r *fleet.Replica) {
 		s.wait = 0.5 * s.decode
 	}
 	s.front, s.offset = p.Front(1), r.Offset
+	s.idle = s.offset + Step(r, 0, 0)
 	s.memory, s.capacity = r.Memory(), float64(p.KVTokens)
 	s.left = max(1, toCome/max(1, s.Requests)) // output tokens that one request still has to make
 }
@@ -134,17 +136,14 @@ func (s *Loaded) Predict(now float64, w *fleet.Work, hit float64, par *Params, o
 	work := u + s.attn*u*(hit+u/2)
 
 	// Time since the last first token is progress inside the prefill that runs
-	// now: no more than that one request's share, and not its last batch, since
-	// work comes off in whole steps.
-	queued, perToken, batch := s.queued, s.perPrefill, s.batch
-	if queued+work > batch {
+	// now: no more than that one request's share. (Work comes off the account in
+	// whole steps; uncounted progress would be learned as a faster replica.)
+	queued, perToken := s.queued, s.perPrefill
+	if queued+work > s.batch {
 		perToken = s.full
-		batch = max(batch, 1)
 	}
-	if queued > 0 {
-		if over := queued/max(1, s.Prefilling) - batch; over > 0 && perToken > 0 {
-			queued -= min(over, max(0, now-s.last)/perToken)
-		}
+	if queued > 0 && perToken > 0 {
+		queued -= min(queued/max(1, s.Prefilling), max(0, now-s.last)/perToken)
 	}
 	out.Queue = queued * perToken
 	out.Prefill = work * perToken
@@ -162,6 +161,7 @@ func (s *Loaded) Predict(now float64, w *fleet.Work, hit float64, par *Params, o
 		}
 	}
 	out.Alone = s.offset + s.wait + front + out.Prefill
+	out.Idle = s.idle + front + work*s.perPrefill
 	// While the front end works on it, the queue before it shrinks.
 	out.TTFT = s.offset + s.wait + max(front, out.Queue) + out.Prefill + out.Wait
 	out.Step = s.decode + s.perSeq*(s.Prefilling+seqs) + s.perKV*(prompt+w.Out/2)*seqs

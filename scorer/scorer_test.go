@@ -108,12 +108,11 @@ func TestQueueShrinksByNoMoreThanOneShare(t *testing.T) {
 		r.Own = fleet.Load{Requests: 4, Prefilling: 4, PrefillTokens: 4 * float64(each), KVTokens: 4 * float64(each), OutTokens: 800, LastFirst: 10 - silent}
 		return predict(r, w, 0).Queue
 	}
-	if a, b := queue(2000, 0), queue(2000, 5); a != b {
-		t.Fatalf("prompts of one step each: %v, after a silence %v", a, b)
-	}
-	full, soon, late := queue(20_000, 0), queue(20_000, 0.05), queue(20_000, 5)
-	if soon >= full || late >= soon || late < 0.75*full {
-		t.Fatalf("prompts of three steps: %v, after 50 ms %v, after 5 s of silence %v", full, soon, late)
+	for _, each := range []int{2000, 20_000} {
+		full, soon, late := queue(each, 0), queue(each, 0.01), queue(each, 5)
+		if soon >= full || late >= soon || late < 0.74*full {
+			t.Fatalf("four prompts of %d: %v, after 10 ms %v, after 5 s of silence %v", each, full, soon, late)
+		}
 	}
 }
 

@@ -47,6 +47,7 @@ func Main(args []string, stdout, stderr io.Writer) int {
 	scenarios := fs.String("scenarios", "", "some of: "+strings.Join(names(Suite()), ", ")+" (default all)")
 	policies := fs.String("policies", "", "policies, separated by commas; the first is what the others are compared with; penstock, penstock_nohold, penstock_nolearn, or a policy's name, with +hold for Penstock's admission (default all)")
 	fs.IntVar(&o.Seeds, "seeds", 3, "seeds per cell")
+	fs.BoolVar(&o.Tuning, "tuning", false, "use the seeds that the policy was tuned on (1, 2, ...) instead of the held-out ones (1001, 1002, ...)")
 	fs.Float64Var(&o.Scale, "scale", 1, "length of the runs")
 	fs.IntVar(&o.Workers, "workers", 0, "simulations at a time (0 = processors)")
 	fs.StringVar(&o.Env.Traces, "traces", "", "folder with the Mooncake and Azure traces")

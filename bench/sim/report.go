@@ -35,11 +35,14 @@ type Report struct {
 	Goodput  float64 // good / offered
 	Refused  float64 // share of offered that was shed
 	TTFT     Quantiles
-	Admitted Quantiles // TTFT from the last offer, without retry waits
-	TPOT     Quantiles
-	E2E      Quantiles
-	Held     Quantiles // time at the router, of answered ones that were held
-	Retry    Quantiles // Retry-After of the sheds
+	// OfferedP95 is the 95th percentile of TTFT over all that were offered: a
+	// request that got no answer counts as Never, so refusing does not shorten it.
+	OfferedP95 float64
+	Admitted   Quantiles // TTFT from the last offer, without retry waits
+	TPOT       Quantiles
+	E2E        Quantiles
+	Held       Quantiles // time at the router, of answered ones that were held
+	Retry      Quantiles // Retry-After of the sheds
 	// Promise is Retry-After / the true wait (kept), over the refusals of clients
 	// that obey; 1 = right, 0 = never placed. Kept is the share of them within 30 %.
 	Promise Quantiles
@@ -82,6 +85,9 @@ type Report struct {
 	attempts                     int
 	last                         float64
 }
+
+// Never is the time to the first token of a request that had none, seconds.
+const Never = 1e4
 
 func newReport(c *Config) *Report {
 	r := &Report{Name: c.Name, cfg: c, Sheds: map[string]int{}}
@@ -249,6 +255,11 @@ func (r *Report) finish(s *simulation) {
 	}
 	r.TTFT, r.TPOT, r.E2E, r.Admitted = quantiles(r.ttft), quantiles(r.tpot), quantiles(r.e2e), quantiles(r.admitted)
 	r.Held, r.Retry, r.Promise = quantiles(r.hold), quantiles(r.retry), quantiles(r.promises)
+	if i := int(math.Ceil(0.95*float64(r.Offered))) - 1; i >= 0 && i < len(r.ttft) {
+		r.OfferedP95 = r.ttft[i] // sorted by now
+	} else {
+		r.OfferedP95 = Never
+	}
 	r.Ratio = quantiles(r.ratio).P50
 	if r.prompt > 0 {
 		r.HitRate = r.cached / r.prompt
