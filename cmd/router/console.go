@@ -99,6 +99,10 @@ func (c consoleRouter) Pools() []console.Pool {
 				cp.Replicas = append(cp.Replicas, rep)
 			}
 		})
+				if r.Profile != nil { // the pool learns the KV cache's size into it
+					f := *r.Profile
+					rep.Profile = &f
+				}
 		for j := range cp.Replicas {
 			c.scraped(&cp, &cp.Replicas[j], len(p.Models) == 0)
 		}
