@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -103,9 +104,9 @@ func TestSideEffectsAreNotRepeated(t *testing.T) {
 		"not taken on":        {full, nil, 200, 2},
 	} {
 		t.Run(name, func(t *testing.T) {
-			n := 0
+			var n atomic.Int32
 			h := func(k *fakeConn) {
-				if n++; n == 1 {
+				if n.Add(1) == 1 {
 					c.first(k)
 					return
 				}

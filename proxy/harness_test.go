@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -75,6 +76,15 @@ func newRig(t *testing.T, replicas []*fakeReplica, options ...rigOption) *rig {
 		}
 	})
 	return g
+}
+
+// dialControl runs f before each connecting to replica 1. Under the pool's
+// mutex, which each request takes: the dialer is not its own lock's.
+func (g *rig) dialControl(f func() error) {
+	r := g.p.byID[1]
+	r.pool.mu.Lock()
+	r.dialer.Control = func(string, string, syscall.RawConn) error { return f() }
+	r.pool.mu.Unlock()
 }
 
 // syncBuffer collects log lines.

@@ -2,7 +2,6 @@ package proxy
 
 import (
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -36,10 +35,10 @@ func TestAClientsOwnDeadlineIsNoEvidenceAgainstTheReplica(t *testing.T) {
 func TestADeadlineThatEndsADialIsNoEvidence(t *testing.T) {
 	r := newFakeReplica(t, ok)
 	g := newRig(t, []*fakeReplica{r})
-	g.p.byID[1].dialer.Control = func(string, string, syscall.RawConn) error {
+	g.dialControl(func() error {
 		time.Sleep(20 * time.Millisecond)
 		return nil
-	}
+	})
 	for range 5 {
 		if a := g.do(chat(plainBody, "X-Request-Timeout-Ms: 10")); a.status != 504 || !strings.Contains(a.body, "deadline_exceeded") {
 			t.Fatalf("%d %s", a.status, a.body)

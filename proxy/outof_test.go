@@ -57,12 +57,12 @@ func TestNoFileForADialIsNoEvidence(t *testing.T) {
 	g := newRig(t, []*fakeReplica{r})
 	var broken atomic.Bool
 	broken.Store(true)
-	g.p.byID[1].dialer.Control = func(string, string, syscall.RawConn) error {
+	g.dialControl(func() error {
 		if broken.Load() {
 			return syscall.EMFILE
 		}
 		return nil
-	}
+	})
 	for range 4 {
 		if a := g.do(chat(plainBody)); a.status != 502 && a.status != 503 {
 			t.Errorf("%d %s", a.status, a.body)
