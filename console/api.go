@@ -45,7 +45,12 @@ func (h *handler) api(mux *http.ServeMux) {
 
 func (h *handler) status(w http.ResponseWriter, _ *http.Request) {
 	ok, body := h.Router.Ready()
+	configError := "" // why the newest configuration was refused; empty: it is in force
+	if c, ok := h.Router.(interface{ ConfigError() string }); ok {
+		configError = c.ConfigError()
+	}
 	reply(w, map[string]any{
+		"config_error":   configError,
 		"version":        h.Version,
 		"uptime_seconds": num(h.Router.Now() - h.Started),
 		"ready":          ok,

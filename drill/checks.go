@@ -37,6 +37,7 @@ func init() {
 		"retry_after":    checkRetryAfter,
 		"service_hits":   checkServiceHits,
 		"log":            checkLog,
+		"admin":          checkAdmin,
 	}
 }
 

@@ -1,10 +1,12 @@
 package drill
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"html/template"
 	"io"
+	"net/http"
 	"os"
 	"sort"
 	"strings"
@@ -17,6 +19,23 @@ func checkLog(r *record, e *Expect) (bool, string) {
 	}
 	n := float64(strings.Count(string(b), e.Value))
 	return inRange(e, n), fmt.Sprintf("the log holds %q %g times; wanted %s", e.Value, n, limits(e))
+}
+
+// admin: a page of the admin listener holds `value` at the end.
+func checkAdmin(r *record, e *Expect) (bool, string) {
+	resp, err := http.Get(r.st.routers[0].admin + e.Of)
+	if err != nil {
+		return false, err.Error()
+	}
+	defer resp.Body.Close()
+	b, err := io.ReadAll(resp.Body)
+	if err != nil {
+		return false, err.Error()
+	}
+	if !bytes.Contains(b, []byte(e.Value)) {
+		return false, fmt.Sprintf("%s does not say %q", e.Of, e.Value)
+	}
+	return true, fmt.Sprintf("%s says %q", e.Of, e.Value)
 }
 
 // judgeRefusal plays a drill whose fault is in the configuration: `penstock

@@ -184,6 +184,8 @@ func (s Step) describe() string {
 		return s.Replica + s.Service + ": " + faultWords(s.Fault)
 	case s.Config != "":
 		return "configuration rewritten, SIGHUP"
+	case s.Remove:
+		return "configuration removed, SIGHUP"
 	}
 	if s.Router != "" {
 		return fmt.Sprintf("router %d: %s", s.Which, s.Router)

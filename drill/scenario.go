@@ -104,6 +104,7 @@ type Step struct {
 	Fault   map[string]any `yaml:"fault"` // as POST /fault of the emulated replica
 	Heal    bool           `yaml:"heal"`
 	Config  string         `yaml:"config"`  // write this file and send SIGHUP
+	Remove  bool           `yaml:"remove"`  // take the configuration file away and send SIGHUP
 	Admin   string         `yaml:"admin"`   // "POST /admin/v1/..."
 	Router  string         `yaml:"router"`  // kill, stop, term
 	Which   int            `yaml:"which"`   // the router process it is done to, from 0

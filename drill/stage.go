@@ -302,6 +302,11 @@ func (st *stage) act(ctx context.Context, s Step) error {
 			return err
 		}
 		return r.cmd.Process.Signal(syscall.SIGHUP)
+	case s.Remove:
+		if err := os.Remove(st.routers[0].config); err != nil {
+			return err
+		}
+		return st.routers[0].cmd.Process.Signal(syscall.SIGHUP)
 	case s.Admin != "":
 		method, path, _ := strings.Cut(st.expand(s.Admin), " ")
 		req, err := http.NewRequestWithContext(ctx, method, st.routers[0].admin+path, nil)

@@ -43,7 +43,8 @@ type app struct {
 	failed          chan error
 	ended           chan struct{} // closed when run is over
 
-	reloadMu sync.Mutex // one reload at a time
+	reloadMu sync.Mutex             // one reload at a time
+	refused  atomic.Pointer[string] // why the newest file is not in force; nil = it is
 	static   map[string]*staticSource
 	fleetMu  sync.Mutex // over what follows
 	members  map[string]*member

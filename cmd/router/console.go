@@ -51,9 +51,15 @@ func (a *app) reloadAPI(w http.ResponseWriter, _ *http.Request) {
 // consoleRouter shows the app to the console.
 type consoleRouter struct{ a *app }
 
-func (c consoleRouter) Now() float64                    { return c.a.now() }
-func (c consoleRouter) Ready() (bool, []byte)           { return c.a.proxy.Ready() }
-func (c consoleRouter) Config() any                     { return c.a.config() }
+func (c consoleRouter) Now() float64          { return c.a.now() }
+func (c consoleRouter) Ready() (bool, []byte) { return c.a.proxy.Ready() }
+func (c consoleRouter) Config() any           { return c.a.config() }
+func (c consoleRouter) ConfigError() string {
+	if why := c.a.refused.Load(); why != nil {
+		return *why
+	}
+	return ""
+}
 func (c consoleRouter) InFlight() int                   { return c.a.proxy.InFlight() }
 func (c consoleRouter) Drain(id fleet.ID, on bool) bool { return c.a.proxy.DrainReplica(id, on) }
 
@@ -93,16 +99,16 @@ func (c consoleRouter) Pools() []console.Pool {
 			for _, r := range core.View().Replicas {
 				rep := console.Replica{Replica: r}
 				rep.Models = slices.Clone(r.Models)
+				if r.Profile != nil { // the pool learns the KV cache's size into it
+					f := *r.Profile
+					rep.Profile = &f
+				}
 				if pool != nil {
 					rep.Info, rep.Learned = pool.Info(r.ID)
 				}
 				cp.Replicas = append(cp.Replicas, rep)
 			}
 		})
-				if r.Profile != nil { // the pool learns the KV cache's size into it
-					f := *r.Profile
-					rep.Profile = &f
-				}
 		for j := range cp.Replicas {
 			c.scraped(&cp, &cp.Replicas[j], len(p.Models) == 0)
 		}

@@ -39,6 +39,7 @@ func (a *app) reload(by string) (live, restart []string, err error) {
 		}
 	}
 	a.apply(now, merged)
+	a.refused.Store(nil)
 	a.metrics.Counter(telemetry.ReloadTotal, "ok").Inc()
 	a.log.Info("configuration read again", zap.String("by", by), zap.Strings("applied", live), zap.Strings("needs_restart", restart))
 	if len(restart) > 0 {
@@ -76,6 +77,8 @@ func (a *app) apply(was, is *config.Config) {
 
 func (a *app) refuse(by string, err error) error {
 	a.metrics.Counter(telemetry.ReloadTotal, "refused").Inc()
+	why := err.Error()
+	a.refused.Store(&why)
 	a.log.Error("configuration refused; the last good one stays in force", zap.String("by", by), zap.Error(err))
 	return err
 }

@@ -120,6 +120,8 @@ async function refresh() {
   try {
     const [s, p, r, d, q] = await Promise.all([get('/admin/v1/status'), get('/admin/v1/pools'), get('/admin/v1/replicas'), get('/admin/v1/decisions?n=30'),
       byId('inflight').open ? get('/admin/v1/requests') : null]);
+    byId('configError').hidden = !s.config_error;
+    byId('configError').textContent = 'the newest configuration was refused, the last good one is in force: ' + s.config_error;
     showStatus(s); showPools(p.pools); showReplicas(r.replicas); showDecisions(d.decisions);
     if (q) showRequests(q);
     byId('stale').hidden = true;
