@@ -74,4 +74,5 @@ type Health struct {
 	ProbeFails int     // consecutive failed probes
 	Busies     int     // consecutive 429/503 windows
 	ProbeSeen  float64 // when a probe last answered anything but OK
+	ProbeGood  float64 // when one last found an ejected process there; 0 = none since
 }

@@ -87,9 +87,12 @@ func (h *Health) Apply(now float64, e Evidence, retryAfter float64, r *HealthRul
 		}
 	case EvidenceProbeOK:
 		h.ProbeFails = 0
-		if h.State == StateEjected && hard(h.Reason) && h.Flaps <= liftFlaps {
-			h.set(now, StateTrial, h.Reason)
-			return true
+		if h.State == StateEjected && hard(h.Reason) {
+			h.ProbeGood = now
+			if h.Flaps <= liftFlaps {
+				h.set(now, StateTrial, h.Reason)
+				return true
+			}
 		}
 	}
 	return false
@@ -147,6 +150,9 @@ func (h *Health) busy(now, retryAfter float64, r *HealthRules) bool {
 }
 
 func (h *Health) eject(now float64, e Evidence, r *HealthRules) bool {
+	if hard(e) {
+		h.ProbeGood = 0
+	}
 	if h.State == StateEjected {
 		if hard(e) {
 			// Still dead. Keep it out without calling it a flap; its reason is
@@ -162,7 +168,7 @@ func (h *Health) eject(now float64, e Evidence, r *HealthRules) bool {
 	length := min(r.Eject*math.Pow(2, float64(min(h.Flaps, 16))), r.EjectMax)
 	h.set(now, StateEjected, e)
 	h.Until, h.Share = now+length, 0
-	h.Fails, h.Busies = 0, 0
+	h.Fails, h.Busies, h.ProbeGood = 0, 0, 0
 	h.Flaps++
 	return true
 }
@@ -255,9 +261,10 @@ func (h *Health) Doubtful(now float64) bool {
 const earlyAfter = 1.0
 
 // Early tells whether an ejected replica may be tried before its time is over,
-// when no other is left: its process is not known to be gone.
+// when no other is left: its process is not known to be gone, or a probe found
+// it there since, however often it has come and gone.
 func (h *Health) Early(now float64) bool {
-	return h.State == StateEjected && !hard(h.Reason) && now-h.Since >= earlyAfter && now < h.Until
+	return h.State == StateEjected && (!hard(h.Reason) || h.ProbeGood > 0) && now-h.Since >= earlyAfter && now < h.Until
 }
 
 // Try ends an ejection early, see Early.

@@ -240,7 +240,7 @@ func TestAccountsReturnToZero(t *testing.T) {
 		g.p.Evidence(1, fleet.EvidenceProbeOK)
 		g.p.Evidence(2, fleet.EvidenceProbeOK)
 		a := g.do(chat(strings.Replace(plainBody, "hi", fmt.Sprint("hi ", n), 1)))
-		if n%50 == 1 {
+		if n%500 == 499 {
 			t.Log(a.status, a.body, g.replicas()[0].Health, g.replicas()[1].Health, g.p.now())
 		}
 		return a.status == 200
