@@ -189,6 +189,9 @@ func TestShutdownWithHeldAndStuckRequests(t *testing.T) {
 	if took := time.Since(began); took < 1900*time.Millisecond {
 		t.Errorf("it left after %v, and running answers were to have 2 s", took)
 	}
+	if n := strings.Count(r.log.String(), `"msg":"request"`); n != 10 {
+		t.Errorf("%d of 10 requests are in the access log", n)
+	}
 	for _, c := range append(hung, held...) {
 		if got, _ := c.rest(5 * time.Second); !strings.HasPrefix(got, "HTTP/1.1 503") || !strings.Contains(got, `"not_ready"`) || !strings.Contains(got, "Retry-After:") {
 			t.Errorf("a request that had no answer yet: %q", got)

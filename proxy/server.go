@@ -453,6 +453,10 @@ func (p *Proxy) Shutdown(ctx context.Context) error {
 				_ = c.Conn.Close()
 			}
 			p.connMu.Unlock()
+			// So that each is counted and has its line in the access log.
+			for end := time.Now().Add(cutGrace / 4); p.inFlight.Load() > 0 && time.Now().Before(end); {
+				time.Sleep(time.Millisecond)
+			}
 		}
 	}
 	p.stopping.Store(true)
