@@ -32,6 +32,7 @@ type Call struct {
 	Retry      string            `json:"should_retry,omitempty"`
 	Header     map[string]string `json:"header,omitempty"` // the headers that drills look at
 	Content    string            `json:"-"`
+	Finish     string            `json:"finish,omitempty"`
 	Done       bool              `json:"done"`        // [DONE], or a whole JSON answer
 	ErrorEvent bool              `json:"error_event"` // a terminal error event
 	Left       bool              `json:"left"`        // the client went away on purpose
@@ -40,8 +41,11 @@ type Call struct {
 	Anchored   bool              `json:"anchored"`          // its own anchor words seen
 }
 
-// OK tells whether the client got a whole answer.
-func (c *Call) OK() bool { return c.Status == 200 && c.Done && !c.ErrorEvent && c.Err == "" }
+// OK tells whether the client got a whole answer. One that says "abort" is none:
+// the engine was stopped.
+func (c *Call) OK() bool {
+	return c.Status == 200 && c.Done && !c.ErrorEvent && c.Err == "" && c.Finish != "abort"
+}
 
 // Honest tells whether the client was refused as contract.md says: a 429 or
 // 503 that says when to return.
@@ -279,6 +283,7 @@ func (d *driver) readJSON(c *Call, r io.Reader) error {
 			Code any `json:"code"`
 		} `json:"error"`
 		Choices []struct {
+			Finish  string `json:"finish_reason"`
 			Text    string `json:"text"`
 			Message struct {
 				Content string `json:"content"`
@@ -301,6 +306,7 @@ func (d *driver) readJSON(c *Call, r io.Reader) error {
 	}
 	for _, ch := range a.Choices {
 		c.Content += ch.Text + ch.Message.Content
+		c.Finish = ch.Finish
 	}
 	c.Done = true
 	return nil
@@ -330,7 +336,8 @@ func (d *driver) readStream(c *Call, r io.Reader, leaveAtFirst bool) error {
 					Content   string            `json:"content"`
 					ToolCalls []json.RawMessage `json:"tool_calls"`
 				} `json:"delta"`
-				Text string `json:"text"`
+				Text   string `json:"text"`
+				Finish string `json:"finish_reason"`
 			} `json:"choices"`
 		}
 		if err := json.Unmarshal(data, &e); err != nil {
@@ -340,6 +347,9 @@ func (d *driver) readStream(c *Call, r io.Reader, leaveAtFirst bool) error {
 			c.ErrorEvent, c.Code = true, fmt.Sprint(e.Error.Code)
 		}
 		for _, ch := range e.Choices {
+			if ch.Finish != "" {
+				c.Finish = ch.Finish
+			}
 			if s := ch.Delta.Content + ch.Text; s != "" || len(ch.Delta.ToolCalls) > 0 {
 				content.WriteString(s)
 				if c.First == 0 {

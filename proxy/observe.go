@@ -125,7 +125,7 @@ func (f *flight) healthyEnd() (fleet.Evidence, bool) {
 	case wire.EndOK:
 		return fleet.EvidenceOK, true
 	case wire.EndAbort, wire.EndEmpty:
-		return fleet.EvidenceAbort, false
+		return fleet.EvidenceAbort, mutant.On("abort-as-success")
 	case wire.EndError:
 		// The client's own fault goes back as the replica said it.
 		return evidenceOfClass(o.ErrorClass), o.ErrorClass == wire.ErrorClient
@@ -168,7 +168,7 @@ func (f *flight) healthyAnswer(b []byte) (fleet.Evidence, bool) {
 	case !a.Failed() || a.Err == wire.ErrorClient:
 		return fleet.EvidenceOK, true
 	case a.Aborted:
-		return fleet.EvidenceAbort, false
+		return fleet.EvidenceAbort, mutant.On("abort-as-success")
 	case a.Err != wire.ErrorNone:
 		return evidenceOfClass(a.Err), false
 	}
