@@ -77,12 +77,3 @@ func TestNoFileForADialIsNoEvidence(t *testing.T) {
 	}
 	g.settled()
 }
-
-// onDial has f called before each connecting to the first replica. It is set
-// under the mutex that every request passes before it dials.
-func (g *rig) onDial(f func() error) {
-	pl := g.p.pools[0]
-	pl.mu.Lock()
-	defer pl.mu.Unlock()
-	pl.replicas[1].dialer.Control = func(string, string, syscall.RawConn) error { return f() }
-}
