@@ -1,6 +1,9 @@
 package wire
 
-import "bytes"
+import (
+	"bytes"
+	"sync"
+)
 
 // ErrorClass is what an error from a replica says of the replica.
 type ErrorClass uint8
@@ -107,10 +110,19 @@ func (a *Answer) Failed() bool { return a.Aborted || a.Err != ErrorNone || a.Vio
 // ParseAnswer looks at the body of a 200. models are the names that the
 // replica may answer with; none = any. Audio answers may be plain text.
 func ParseAnswer(k Kind, body []byte, models ...string) (a Answer) {
+	// An answer has the members of a stream's events, so it is read as one
+	// event, with "message" in the place of "delta". What its top holds is
+	// noted on the way of the check that it is JSON.
+	f := facts{call: -1}
+	var r root
 	s := scanner{b: body}
 	i := s.space(0)
 	end := -1
-	if i < len(body) {
+	switch {
+	case i >= len(body):
+	case body[i] == '{':
+		end = s.eachMember(i+1, func(key []byte, v val) { r.take(body, key, v, &f) })
+	default:
 		end = s.value(i, 0)
 	}
 	if end < 0 || s.space(end) != len(body) {
@@ -119,13 +131,12 @@ func ParseAnswer(k Kind, body []byte, models ...string) (a Answer) {
 		}
 		return a
 	}
-	// An answer has the members of a stream's events, so it is read as one
-	// event, with "message" in the place of "delta".
-	var o Observer
+	o := answerObservers.Get().(*Observer)
+	defer func() {
+		o.expect = nil // the caller's
+		answerObservers.Put(o)
+	}()
 	o.Reset(k, models...)
-	f := facts{call: -1}
-	v := val{i, end}
-	r := readRoot(body, v, &f)
 	if r.err.given(body) || string(r.typ.text(body)) == "error" || string(r.object.text(body)) == "error" {
 		o.fail(body, &r)
 		a.Err, a.ErrorText = o.ErrorClass, o.ErrorText
@@ -133,9 +144,9 @@ func ParseAnswer(k Kind, body []byte, models ...string) (a Answer) {
 	}
 	o.same(body, r.id, r.model)
 	o.usage(body, r.usage, &f)
-	a.choices(&o, body, r.choices, &f)
-	a.rest(&o, body, v)
-	a.Usage, a.Finish, a.Model, a.Calls = o.Usage, o.Finish, o.Model(), o.Calls
+	a.choices(o, body, r.choices, &f)
+	a.rest(o, body, &r)
+	a.Usage, a.Finish, a.Model, a.Calls = o.Usage, o.Finish, o.modelOf(models), o.Calls
 	a.Aborted = o.aborted
 	if o.ErrorEvent {
 		a.Err, a.ErrorText = ErrorServer, o.ErrorText
@@ -143,6 +154,19 @@ func ParseAnswer(k Kind, body []byte, models ...string) (a Answer) {
 	a.Text = a.Text || o.Content > 0 || o.Calls > 0
 	a.Violation = o.Violation
 	return a
+}
+
+// answerObservers: an Observer is large, and its buffers are worth keeping.
+var answerObservers = sync.Pool{New: func() any { return new(Observer) }}
+
+// modelOf is Model, without an allocation when it is one of names.
+func (o *Observer) modelOf(names []string) string {
+	for _, n := range names {
+		if n == string(o.model) {
+			return n
+		}
+	}
+	return o.Model()
 }
 
 func (a *Answer) choices(o *Observer, b []byte, v val, f *facts) {
@@ -191,37 +215,26 @@ func (a *Answer) wholeCall(o *Observer, b []byte, v val, f *facts) {
 }
 
 // rest reads what the Responses and Anthropic shapes have at the top.
-func (a *Answer) rest(o *Observer, b []byte, v val) {
-	var reason val
-	members(b, v, func(key []byte, v val) {
-		switch string(key) {
-		case "stop_reason":
-			if t := v.text(b); len(t) > 0 {
-				o.finish(0, t)
-			}
-		case "status":
-			if t := v.text(b); len(t) > 0 {
-				o.finish(0, t)
-			}
-		case "incomplete_details":
+func (a *Answer) rest(o *Observer, b []byte, r *root) {
+	for _, v := range [...]val{r.stop, r.status} {
+		if t := v.text(b); len(t) > 0 {
+			o.finish(0, t)
+		}
+	}
+	for _, v := range [...]val{r.content, r.output} {
+		elements(b, v, func(v val) {
+			a.Choices = 1
+			a.Text = true
 			members(b, v, func(key []byte, v val) {
-				if string(key) == "reason" {
-					reason = v
+				if t := v.text(b); string(key) == "type" && (string(t) == "tool_use" || string(t) == "function_call") {
+					o.Calls++
 				}
 			})
-		case "content", "output":
-			elements(b, v, func(v val) {
-				a.Choices = 1
-				a.Text = true
-				members(b, v, func(key []byte, v val) {
-					if t := v.text(b); string(key) == "type" && (string(t) == "tool_use" || string(t) == "function_call") {
-						o.Calls++
-					}
-				})
-			})
+		})
+	}
+	members(b, r.incomplete, func(key []byte, v val) {
+		if string(key) == "reason" && string(v.text(b)) == "max_output_tokens" {
+			o.Finish = "length"
 		}
 	})
-	if string(reason.text(b)) == "max_output_tokens" {
-		o.Finish = "length"
-	}
 }

@@ -88,44 +88,59 @@ func elements(b []byte, v val, f func(v val)) {
 // root is what an event's data has at its top.
 type root struct {
 	id, model, object, typ, choices, usage, err, delta, index, response, message, item, outputIndex, block val
+
+	// Of whole answers only.
+	stop, status, incomplete, content, output val
 }
 
 func readRoot(b []byte, v val, f *facts) (r root) {
-	members(b, v, func(key []byte, v val) {
-		switch string(key) {
-		case "id":
-			r.id = v
-		case "model":
-			r.model = v
-		case "object":
-			r.object = v
-		case "type":
-			r.typ = v
-		case "choices":
-			r.choices = v
-		case "usage":
-			r.usage = v
-		case "error":
-			r.err = v
-		case "delta":
-			r.delta = v
-		case "index":
-			r.index = v
-		case "response":
-			r.response = v
-		case "message":
-			r.message = v
-		case "item":
-			r.item = v
-		case "output_index":
-			r.outputIndex = v
-		case "content_block":
-			r.block = v
-		case "sequence_number":
-			f.number(b, v, numAny)
-		}
-	})
+	members(b, v, func(key []byte, v val) { r.take(b, key, v, f) })
 	return r
+}
+
+func (r *root) take(b, key []byte, v val, f *facts) {
+	switch string(key) {
+	case "id":
+		r.id = v
+	case "model":
+		r.model = v
+	case "object":
+		r.object = v
+	case "type":
+		r.typ = v
+	case "choices":
+		r.choices = v
+	case "usage":
+		r.usage = v
+	case "error":
+		r.err = v
+	case "delta":
+		r.delta = v
+	case "index":
+		r.index = v
+	case "response":
+		r.response = v
+	case "message":
+		r.message = v
+	case "item":
+		r.item = v
+	case "output_index":
+		r.outputIndex = v
+	case "content_block":
+		r.block = v
+	case "sequence_number":
+		f.number(b, v, numAny)
+	case "stop_reason":
+		r.stop = v
+	case "status":
+		r.status = v
+	case "incomplete_details":
+		r.incomplete = v
+	case "content":
+		r.content = v
+	case "output":
+		r.output = v
+	}
 }
 
 // number notes a number that changes from event to event.

@@ -233,6 +233,33 @@ func (s *scanner) object(i, depth int) int {
 	return i + 1
 }
 
+// eachMember is object for one at the top: it tells f of each member.
+func (s *scanner) eachMember(i int, f func(key []byte, v val)) int {
+	i = s.space(i)
+	if i < len(s.b) && s.b[i] == '}' {
+		return i + 1
+	}
+	for {
+		start, end, at := s.key(i)
+		if at < 0 {
+			return -1
+		}
+		if i = s.value(at, 1); i < 0 {
+			return -1
+		}
+		f(s.b[start:end], val{at, i})
+		i = s.space(i)
+		if i >= len(s.b) || s.b[i] != ',' {
+			break
+		}
+		i = s.space(i + 1)
+	}
+	if i >= len(s.b) || s.b[i] != '}' {
+		return s.fail(i, "',' or '}'")
+	}
+	return i + 1
+}
+
 // key scans `"key" :`; i is at the quote. It returns the span between the
 // quotes and the index of the value's first byte.
 func (s *scanner) key(i int) (start, end, next int) {
