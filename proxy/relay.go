@@ -107,12 +107,12 @@ type streamer struct {
 	stop      bool     // the observer says: do not send this, end here
 	out       *scratch // framed bytes that wait: the head and what came before the first content event
 	evidence  fleet.Evidence
-	counted   bool        // its violation was counted
-	endErr    *wire.Error // how a committed stream is to be ended
-	good      []byte      // when stopped: the part of the last payload that may still go
-	tail      uint32      // the last four payload bytes forwarded
-	told      int         // tokens told to the core
-	stallBy   time.Time
+	counted   bool          // its violation was counted
+	endErr    *wire.Error   // how a committed stream is to be ended
+	good      []byte        // when stopped: the part of the last payload that may still go
+	tail      uint32        // the last four payload bytes forwarded
+	told      int           // tokens told to the core
+	stallBy   time.Duration // by sinceStart
 }
 
 // precommitLimit bounds what is held back before the first content event. A
@@ -368,11 +368,11 @@ func (f *flight) commit(tail []byte) error {
 // a timer costs), and the core hears of tokens now and then.
 func (f *flight) moved() {
 	s := &f.str
-	now := time.Now()
+	now := sinceStart()
 	stall := f.p.opt.StallTimeout
-	if s.stallBy.Sub(now) < stall/2 {
-		s.stallBy = now.Add(stall)
-		by := s.stallBy
+	if s.stallBy-now < stall/2 {
+		s.stallBy = now + stall
+		by := time.Now().Add(stall)
 		if f.hardBy.After(past) && f.hardBy.Before(by) {
 			by = f.hardBy
 		}
