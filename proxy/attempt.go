@@ -1,7 +1,6 @@
 package proxy
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"io"
@@ -24,170 +23,6 @@ type saved struct {
 
 // refusalLimit bounds the body of a replica's error answer that is kept.
 const refusalLimit = 64 << 10
-
-// serve places the request and relays an answer, over as many attempts as it
-// may have. Every way out has released the place (and a panic's handler does).
-func (f *flight) serve() {
-	defer f.dropSaved()
-	allowed := max(1, f.p.opt.Attempts-int(min(f.req.retries, 8)))
-	refused := 0
-	paid := false // the budget allowed an attempt that is not made yet
-	var last result
-	for i := 0; ; {
-		f.pool = f.targets[i].pool
-		f.prepare(&f.targets[i])
-		d, r, ok := f.pool.acquire(f)
-		switch {
-		case !ok:
-			f.cancelledWhile(phaseHeld)
-			return
-		case d.Verdict == admission.Shed:
-			f.reason = d.Reason
-			if paid {
-				f.unused()
-				paid = false
-			}
-			if i+1 < len(f.targets) && elsewhere(d.Reason) {
-				i++
-				continue
-			}
-			if f.descend(whyDown(d.Reason, last)) {
-				if f.outcome != outcomeNone {
-					return
-				}
-				i, allowed = 0, max(allowed, f.attempts+1)
-				continue
-			}
-			f.refuse(d, last)
-			return
-		}
-		if paid {
-			f.p.metrics.failovers[last.evidence].Inc()
-			paid = false
-		}
-		f.predicted = d.TTFT
-		f.replica = r
-		began := f.p.now()
-		if r == nil { // left between the decision and now
-			last = result{kind: failed, evidence: fleet.EvidenceRefused}
-		} else {
-			last = f.attempt(r, &d)
-			for mutant.On("retry-storm") && last.kind == failed && f.attempts < 12 {
-				last = f.attempt(r, &d)
-			}
-		}
-		f.release(last)
-		f.judgeResult(last)
-		switch last.kind {
-		case answered:
-			f.outcome = outcomeFinished
-			f.countTier()
-			return
-		case broken:
-			f.outcome = outcomeFailed
-			return
-		case cancelled:
-			if f.why() != causeRevoked {
-				f.cancelledWhile(phase(f.phase.Load()))
-				return
-			}
-			last = result{kind: failed, evidence: fleet.EvidenceStalled}
-			// The router itself took the attempt back from a replica that it
-			// holds for dead: like a refused connection, this does not use up
-			// what the request may still try.
-			if refused < maxRefused {
-				refused++
-				allowed++
-			}
-		}
-		if f.late() {
-			f.expire()
-			return
-		}
-		w := &f.ticket.Work
-		if mutant.On("no-failover") {
-			f.giveUp(last)
-			return
-		}
-		if f.unsafe(last.evidence) {
-			f.giveUp(last)
-			return
-		}
-		if last.evidence == fleet.EvidenceRefused && f.attempts < allowed {
-			refused++
-		}
-		if f.rungLate() || f.tooLate() || f.attempts >= allowed || refused > maxRefused || w.Excluded == len(w.Exclude) || !f.budget() {
-			if f.descend(whyFailed(last.evidence)) {
-				if f.outcome != outcomeNone {
-					return
-				}
-				i, allowed = 0, max(allowed, f.attempts+1)
-				f.p.metrics.failovers[last.evidence].Inc()
-				continue
-			}
-			f.giveUp(last)
-			return
-		}
-		w.Exclude[w.Excluded] = d.Replica
-		w.Excluded++
-		paid = true
-		f.backOff(last.evidence, began)
-	}
-}
-
-// maxRefused bounds attempts that reached nobody, which count for nothing else.
-const maxRefused = 3
-
-// elsewhere tells whether another pool of the route may still take what this
-// one does not.
-func elsewhere(r admission.Reason) bool {
-	switch r {
-	case admission.ReasonNoReplica, admission.ReasonNotPermitted, admission.ReasonExhausted, admission.ReasonTooLong,
-		admission.ReasonCapacity, admission.ReasonQueueFull:
-		return true
-	}
-	return false
-}
-
-func (f *flight) budget() bool { return f.budgetOf(f.pool) }
-
-// unused gives back what budget allowed: no replica took the attempt.
-func (f *flight) unused() {
-	if b := f.pool.opt.Budget; b != nil {
-		f.pool.mu.Lock()
-		b.Unused()
-		f.pool.mu.Unlock()
-	}
-}
-
-func (f *flight) budgetOf(pl *pool) bool {
-	b := pl.opt.Budget
-	if b == nil {
-		return true
-	}
-	pl.mu.Lock()
-	defer pl.mu.Unlock()
-	return b.Retry(f.p.now())
-}
-
-// unsafe tells whether the request must not be sent once more after an attempt
-// that ended so: a replica that acts outside of the answer may have begun, and
-// the client has not said by an Idempotency-Key that a repeat does no harm.
-func (f *flight) unsafe(e fleet.Evidence) bool {
-	if !f.pool.opt.SideEffects {
-		return false
-	}
-	switch e {
-	case fleet.EvidenceRefused, fleet.EvidenceBusy, fleet.EvidenceDraining, fleet.EvidenceOK:
-		return false // it was not taken on
-	}
-	for line := range bytes.Lines(f.req.headers) {
-		if name, _, ok := bytes.Cut(line, []byte(":")); ok && bytes.EqualFold(name, []byte("Idempotency-Key")) {
-			return false
-		}
-	}
-	return true
-}
 
 // prepare fills in what the core is told of the request, for one target. The
 // estimate of its prompt is the core's own, see pool.admit.
@@ -383,12 +218,6 @@ func (f *flight) hardLate() bool { return !f.hardBy.IsZero() && !time.Now().Befo
 
 // late tells whether the request's deadline has passed.
 func (f *flight) late() bool { return !f.deadlineAt.IsZero() && !time.Now().Before(f.deadlineAt) }
-
-// tooLate tells that not even the first token of another attempt would be in
-// time.
-func (f *flight) tooLate() bool {
-	return !f.deadlineAt.IsZero() && time.Until(f.deadlineAt).Seconds() < f.predicted
-}
 
 // take looks at the answer's head and decides what to do with the answer.
 func (f *flight) take(r *replica, u *upConn, h *answerHead) result {

@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"bytes"
 	"math/rand/v2"
 	"time"
 
@@ -69,4 +70,51 @@ func (f *flight) pause(d time.Duration) bool {
 		f.signal()
 		return false
 	}
+}
+
+// budget asks for one attempt more than requests.
+func (f *flight) budget() bool { return f.budgetOf(f.pool) }
+
+func (f *flight) budgetOf(pl *pool) bool {
+	b := pl.opt.Budget
+	if b == nil {
+		return true
+	}
+	pl.mu.Lock()
+	defer pl.mu.Unlock()
+	return b.Retry(f.p.now())
+}
+
+// unused gives back what budget allowed: no replica took the attempt.
+func (f *flight) unused() {
+	if b := f.pool.opt.Budget; b != nil {
+		f.pool.mu.Lock()
+		b.Unused()
+		f.pool.mu.Unlock()
+	}
+}
+
+// unsafe tells whether the request must not be sent once more after an attempt
+// that ended so: a replica that acts outside of the answer may have begun, and
+// the client has not said by an Idempotency-Key that a repeat does no harm.
+func (f *flight) unsafe(e fleet.Evidence) bool {
+	if !f.pool.opt.SideEffects {
+		return false
+	}
+	switch e {
+	case fleet.EvidenceRefused, fleet.EvidenceBusy, fleet.EvidenceDraining, fleet.EvidenceOK:
+		return false // it was not taken on
+	}
+	for line := range bytes.Lines(f.req.headers) {
+		if name, _, ok := bytes.Cut(line, []byte(":")); ok && bytes.EqualFold(name, []byte("Idempotency-Key")) {
+			return false
+		}
+	}
+	return true
+}
+
+// tooLate tells that not even the first token of another attempt would be in
+// time.
+func (f *flight) tooLate() bool {
+	return !f.deadlineAt.IsZero() && time.Until(f.deadlineAt).Seconds() < f.predicted
 }

@@ -1,0 +1,152 @@
+package proxy
+
+import (
+	"github.com/penstock/penstock/admission"
+	"github.com/penstock/penstock/fleet"
+	"github.com/penstock/penstock/internal/mutant"
+)
+
+// course is where a request stands with its attempts.
+type course struct {
+	target  int    // index into the flight's targets
+	allowed int    // attempts that it may make in all
+	refused int    // attempts that reached nobody
+	paid    bool   // the budget allowed an attempt that is not made yet
+	last    result // of the attempt made last
+}
+
+// serve places the request and relays an answer, over as many attempts as it
+// may have. Every way out has released the place (and a panic's handler does).
+func (f *flight) serve() {
+	defer f.dropSaved()
+	c := course{allowed: max(1, f.p.opt.Attempts-int(min(f.req.retries, 8)))}
+	for {
+		f.pool = f.targets[c.target].pool
+		f.prepare(&f.targets[c.target])
+		d, r, ok := f.pool.acquire(f)
+		if c.paid && (!ok || d.Verdict == admission.Shed) {
+			f.unused()
+			c.paid = false
+		}
+		switch {
+		case !ok:
+			f.cancelledWhile(phaseHeld)
+			return
+		case d.Verdict == admission.Shed:
+			if !f.elsewhere(&c, d) {
+				return
+			}
+			continue
+		}
+		if c.paid {
+			f.p.metrics.failovers[c.last.evidence].Inc()
+			c.paid = false
+		}
+		f.predicted, f.replica = d.TTFT, r
+		began := f.p.now()
+		if r == nil { // left between the decision and now
+			c.last = result{kind: failed, evidence: fleet.EvidenceRefused}
+		} else {
+			c.last = f.attempt(r, &d)
+			for mutant.On("retry-storm") && c.last.kind == failed && f.attempts < 12 {
+				c.last = f.attempt(r, &d)
+			}
+		}
+		f.release(c.last)
+		f.judgeResult(c.last)
+		if f.ended(&c) || !f.again(&c, d.Replica, began) {
+			return
+		}
+	}
+}
+
+// elsewhere decides where a request goes on for which one pool has no place.
+// False: nowhere, it was answered.
+func (f *flight) elsewhere(c *course, d admission.Decision) bool {
+	f.reason = d.Reason
+	if c.target+1 < len(f.targets) && maybeElsewhere(d.Reason) {
+		c.target++
+		return true
+	}
+	if !f.descend(whyDown(d.Reason, c.last)) {
+		f.refuse(d, c.last)
+		return false
+	}
+	c.target, c.allowed = 0, max(c.allowed, f.attempts+1)
+	return f.outcome == outcomeNone
+}
+
+// ended tells whether the attempt was the request's end.
+func (f *flight) ended(c *course) bool {
+	switch c.last.kind {
+	case answered:
+		f.outcome = outcomeFinished
+		f.countTier()
+		return true
+	case broken:
+		f.outcome = outcomeFailed
+		return true
+	case cancelled:
+		if f.why() != causeRevoked {
+			f.cancelledWhile(phase(f.phase.Load()))
+			return true
+		}
+		c.last = result{kind: failed, evidence: fleet.EvidenceStalled}
+		// The router itself took the attempt back from a replica that it
+		// holds for dead: like a refused connection, this does not use up
+		// what the request may still try.
+		if c.refused < maxRefused {
+			c.refused++
+			c.allowed++
+		}
+	}
+	if f.late() {
+		f.expire()
+		return true
+	}
+	return false
+}
+
+// again decides whether a request whose attempt failed is tried once more, on
+// another replica or a lower rung. False: it was answered.
+func (f *flight) again(c *course, tried fleet.ID, began float64) bool {
+	if mutant.On("no-failover") || f.unsafe(c.last.evidence) {
+		f.giveUp(c.last)
+		return false
+	}
+	if c.last.evidence == fleet.EvidenceRefused && f.attempts < c.allowed {
+		c.refused++
+	}
+	w := &f.ticket.Work
+	if f.rungLate() || f.tooLate() || f.attempts >= c.allowed || c.refused > maxRefused || w.Excluded == len(w.Exclude) || !f.budget() {
+		if !f.descend(whyFailed(c.last.evidence)) {
+			f.giveUp(c.last)
+			return false
+		}
+		if f.outcome != outcomeNone {
+			return false
+		}
+		c.target, c.allowed = 0, max(c.allowed, f.attempts+1)
+		f.p.metrics.failovers[c.last.evidence].Inc()
+		return true
+	}
+	w.Exclude[w.Excluded] = tried
+	w.Excluded++
+	c.paid = true
+	f.backOff(c.last.evidence, began)
+	return true
+}
+
+// maxRefused bounds attempts that reached nobody, which count for nothing else.
+const maxRefused = 3
+
+// maybeElsewhere tells whether another pool of the route may still take what
+// this one does not.
+func maybeElsewhere(r admission.Reason) bool {
+	switch r {
+	case admission.ReasonNoReplica, admission.ReasonNotPermitted, admission.ReasonExhausted, admission.ReasonTooLong,
+		admission.ReasonCapacity, admission.ReasonQueueFull:
+		return true
+	}
+	return false
+}
