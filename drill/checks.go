@@ -63,7 +63,7 @@ func sortedKeys(m map[string]float64) []string {
 func (r *record) pick(e *Expect) []*Call {
 	var out []*Call
 	for _, c := range r.calls {
-		if (e.Load == "" || c.Load == e.Load) && c.Sent >= e.After.S() && (e.Before == 0 || c.Sent < e.Before.S()) {
+		if (e.Load == "" || c.Load == e.Load) && c.Sent >= r.from(e) && (e.Before == 0 || c.Sent < e.Before.S()) {
 			out = append(out, c)
 		}
 	}
@@ -242,13 +242,13 @@ func checkMetric(r *record, e *Expect) (bool, string) {
 func checkMetricReaches(r *record, e *Expect) (bool, string) {
 	last := "never read"
 	for _, p := range r.points {
-		if p.at < e.After.S() || e.Before > 0 && p.at >= e.Before.S() {
+		if p.at < r.from(e) || e.Before > 0 && p.at >= e.Before.S() {
 			continue
 		}
 		v, found := sum(p.m, e.Metric, e.Labels)
 		last = fmt.Sprintf("last %g", v)
 		if found && inRange(e, v) {
-			took := p.at - e.After.S()
+			took := p.at - r.from(e)
 			return e.Within == 0 || took <= e.Within.S(), fmt.Sprintf("%s = %g %.2f s after %g s; wanted %s within %g s", e.series(), v, took, e.After.S(), limits(e), e.Within.S())
 		}
 	}
@@ -302,8 +302,8 @@ func (e *Expect) what() string { return strings.TrimSpace(e.Of + " " + e.State) 
 // state: the state is seen after `after` and within `within` of it.
 func checkState(r *record, e *Expect) (bool, string) {
 	for _, p := range r.points {
-		if p.at >= e.After.S() && r.stateAt(p, e) {
-			took := p.at - e.After.S()
+		if p.at >= r.from(e) && r.stateAt(p, e) {
+			took := p.at - r.from(e)
 			seen := fmt.Sprintf("%s seen %.2f s after %g s", e.what(), took, e.After.S())
 			if e.Within > 0 {
 				seen += fmt.Sprintf("; wanted within %g s", e.Within.S())
@@ -317,7 +317,7 @@ func checkState(r *record, e *Expect) (bool, string) {
 // no_state: the state is not seen between after and before.
 func checkNoState(r *record, e *Expect) (bool, string) {
 	for _, p := range r.points {
-		if p.at >= e.After.S() && (e.Before == 0 || p.at < e.Before.S()) && r.stateAt(p, e) {
+		if p.at >= r.from(e) && (e.Before == 0 || p.at < e.Before.S()) && r.stateAt(p, e) {
 			return false, fmt.Sprintf("%s seen at %.2f s", e.what(), p.at)
 		}
 	}
@@ -344,8 +344,8 @@ func (r *record) between(name string, labels map[string]string, after, before fl
 
 // share: a replica's share of the attempts between after and before.
 func checkShare(r *record, e *Expect) (bool, string) {
-	n := r.between("penstock_attempts_total", map[string]string{"replica": r.of(e.Of)}, e.After.S(), e.Before.S())
-	all := r.between("penstock_attempts_total", nil, e.After.S(), e.Before.S())
+	n := r.between("penstock_attempts_total", map[string]string{"replica": r.of(e.Of)}, r.from(e), e.Before.S())
+	all := r.between("penstock_attempts_total", nil, r.from(e), e.Before.S())
 	if all == 0 {
 		return false, "no attempt to judge"
 	}
@@ -412,14 +412,22 @@ func quantile(v []float64, q float64) float64 {
 	return v[min(len(v)-1, int(q*float64(len(v))))]
 }
 
+// ttft are the times to the first token of what was answered. Those in which
+// the machine itself stood still are left out, if enough others remain.
 func (r *record) ttft(e *Expect) []float64 {
-	var v []float64
+	var all, calm []float64
 	for _, c := range r.pick(e) {
 		if c.OK() && c.First > 0 {
-			v = append(v, c.First-c.Sent)
+			all = append(all, c.First-c.Sent)
+			if r.stoodStill(c.Sent, c.First) <= stillShare*(c.First-c.Sent) {
+				calm = append(calm, c.First-c.Sent)
+			}
 		}
 	}
-	return v
+	if len(calm) >= 10 && 3*len(calm) >= len(all) {
+		return calm
+	}
+	return all
 }
 
 func checkTTFT(r *record, e *Expect) (bool, string) {

@@ -257,12 +257,12 @@ func (r *record) within(e *Expect, what string, f func(s *sight) (bool, string))
 	last := "nothing was seen"
 	for i := range r.sights {
 		s := &r.sights[i]
-		if s.at < e.After.S() || e.Before > 0 && s.at >= e.Before.S() {
+		if s.at < r.from(e) || e.Before > 0 && s.at >= e.Before.S() {
 			continue
 		}
 		ok, seen := f(s)
 		if last = seen; ok {
-			took, wanted := s.at-e.After.S(), ""
+			took, wanted := s.at-r.from(e), ""
 			if e.Within > 0 {
 				wanted = fmt.Sprintf("; wanted within %gs", e.Within.S())
 			}
@@ -341,7 +341,7 @@ func checkViewsAgree(r *record, e *Expect) (bool, string) {
 func checkSpread(r *record, e *Expect) (bool, string) {
 	sum, n := 0.0, 0
 	for _, s := range r.sights {
-		if s.at < e.After.S() || e.Before > 0 && s.at >= e.Before.S() {
+		if s.at < r.from(e) || e.Before > 0 && s.at >= e.Before.S() {
 			continue
 		}
 		most, all := 0, 0

@@ -141,6 +141,9 @@ func (rep *Report) Text(w io.Writer) {
 			fmt.Fprintf(w, "  %s %s\n", mark, r.Seen)
 		}
 	}
+	if rep.StoodStill > 0.01 {
+		fmt.Fprintf(w, "  the machine stood still for %.0f %% of the time: figures in seconds say little\n", 100*rep.StoodStill)
+	}
 	phaseTable(w, rep.Phases)
 	if len(rep.Timeline) > 0 {
 		fmt.Fprintln(w, "  timeline")

@@ -51,3 +51,27 @@ func TestAssertionsAreWorded(t *testing.T) {
 		t.Error(got)
 	}
 }
+
+// A late step moves what is judged after it; what the machine lost is not held
+// against the router, unless too little would remain.
+func TestTheMachineIsNotHeldAgainstTheRouter(t *testing.T) {
+	sec := func(s float64) Duration { return Duration(s * float64(time.Second)) }
+	r := &record{lags: []lag{{2, 0}, {5, .4}, {9, 0}}}
+	for after, want := range map[float64]float64{1: 1, 3: 3, 5: 5.4, 6: 6.4, 9: 9} {
+		if got := r.from(&Expect{After: sec(after)}); got != want {
+			t.Errorf("after %v s begins at %v, want %v", after, got, want)
+		}
+	}
+	r = &record{stills: []still{{10, 10.5}}}
+	for i := range 20 {
+		r.calls = append(r.calls, &Call{Sent: float64(i), First: float64(i) + .1, Status: 200, Done: true})
+	}
+	r.calls = append(r.calls, &Call{Sent: 9.9, First: 10.6, Status: 200, Done: true})
+	if v := r.ttft(&Expect{}); len(v) != 19 || quantile(v, 1) > .11 {
+		t.Errorf("%d judged, the largest %v", len(v), quantile(v, 1))
+	}
+	r.stills = []still{{0, 30}}
+	if v := r.ttft(&Expect{}); len(v) != 21 {
+		t.Errorf("only %d of 21 judged on a machine that hardly runs", len(v))
+	}
+}

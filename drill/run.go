@@ -47,9 +47,13 @@ type Report struct {
 	Started  time.Time `json:"started"`
 	Results  []Result  `json:"results"`
 	Timeline []Event   `json:"timeline"`
-	Phases   []Phase   `json:"phases"`  // what clients saw between the injector's acts
-	Buckets  []Bucket  `json:"buckets"` // and second by second
-	Sample   []*Call   `json:"sample,omitempty"`
+	// StoodStill is the share of the time in which the machine did not let the
+	// drill run.
+	StoodStill float64 `json:"stood_still"`
+
+	Phases  []Phase  `json:"phases"`  // what clients saw between the injector's acts
+	Buckets []Bucket `json:"buckets"` // and second by second
+	Sample  []*Call  `json:"sample,omitempty"`
 }
 
 // Bucket counts what clients saw of requests sent in one second.
@@ -71,6 +75,8 @@ type record struct {
 	final  map[string]float64
 	ready  []Event // changes of /readyz
 	sights []sight // of several routers
+	stills []still // when the machine stood still
+	lags   []lag   // how late each step was
 }
 
 // Run plays one scenario and judges it.
@@ -93,6 +99,9 @@ func Run(ctx context.Context, sc *Scenario, o Options) *Report {
 		return rep
 	}
 	rep.judge(rec)
+	if end := rec.end(); end > 0 {
+		rep.StoodStill = rec.stoodStill(0, end) / end
+	}
 	return rep
 }
 
@@ -119,6 +128,7 @@ func play(ctx context.Context, st *stage, rep *Report) (*record, error) {
 	if !sc.Unwatched {
 		watch.Go(func() { watchMetrics(watchCtx, st, start, rec, &mu, log) })
 	}
+	watch.Go(func() { watchMachine(watchCtx, start, rec, &mu) })
 	if len(st.routers) > 1 {
 		watch.Go(func() { watchPeers(watchCtx, st, start, rec, &mu) })
 	}
@@ -145,7 +155,9 @@ func play(ctx context.Context, st *stage, rep *Report) (*record, error) {
 			stepErr = fmt.Errorf("step at %v: %w", time.Duration(s.At), err)
 		}
 		mu.Lock()
-		log(time.Since(start).Seconds(), "injector: %s", s.describe())
+		at := time.Since(start).Seconds()
+		log(at, "injector: %s", s.describe())
+		rec.lags = append(rec.lags, lag{s.At.S(), max(0, at-s.At.S())})
 		mu.Unlock()
 	}
 	loads.Wait()
