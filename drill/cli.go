@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/signal"
+	"syscall"
 )
 
 // Main runs `penstock drill ARGS` and returns the exit status.
@@ -38,6 +40,9 @@ func Main(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		fs.Usage()
 		return 2
 	}
+	// Ctrl-C ends the drill, its router and its folder, and reports what was played.
+	ctx, stop := signal.NotifyContext(ctx, os.Interrupt, syscall.SIGTERM)
+	defer stop()
 	if *binary == "" {
 		if *binary, err = os.Executable(); err != nil {
 			fmt.Fprintln(stderr, "penstock drill:", err)

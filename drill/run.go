@@ -151,6 +151,9 @@ func play(ctx context.Context, st *stage, rep *Report) (*record, error) {
 	var stepErr error
 	for _, s := range steps {
 		sleep(ctx, time.Until(start.Add(time.Duration(s.At))))
+		if ctx.Err() != nil {
+			break
+		}
 		if err := st.act(ctx, s); err != nil && stepErr == nil {
 			stepErr = fmt.Errorf("step at %v: %w", time.Duration(s.At), err)
 		}
