@@ -27,20 +27,13 @@ type clientConn struct {
 	net.Conn // the TCP connection, or TLS over it
 	p        *Proxy
 	id       uint64
-	raw      syscall.RawConn // nil when the system or TLS gives none
-	readable func(fd uintptr) bool
-	writable func(fd uintptr) bool
+	sock     // in: bytes read ahead for fasthttp; out: what send still has to write
 
 	gone   atomic.Bool // sticky: the client has left, or will send no more
 	flight flight      // the request being served; reused for the next
 
 	direct    func(fd uintptr) bool
-	in        *buffer // bytes read ahead for fasthttp; nil when none
-	into      []byte  // what direct reads into
-	readN     int
-	readErr   error
-	out       fdio.Pieces // what send still has to write
-	writeErr  error
+	into      []byte      // what direct reads into
 	got       bool        // a byte was ever read
 	bareLF    bool        // the request line ended without CR
 	ip        string      // peer's address without port
@@ -118,33 +111,8 @@ func (p *Proxy) wrap(c net.Conn) *clientConn {
 	if p.opt.TLS != nil {
 		cc.Conn = tls.Server(c, p.opt.TLS)
 	}
-	cc.writable = func(fd uintptr) bool {
-		cc.writeErr = nil
-		for !cc.out.Empty() && cc.writeErr == nil {
-			cc.writeErr = fdio.Writev(fd, &cc.out)
-		}
-		if cc.writeErr == fdio.ErrAgain {
-			cc.wait()
-			return false
-		}
-		return true
-	}
-	cc.readable = func(fd uintptr) bool {
-		b := getBuffer(false)
-		n, err := fdio.Read(fd, b.b)
-		if err == fdio.ErrAgain {
-			putBuffer(b)
-			return false
-		}
-		if n > 0 {
-			b.w = n
-			cc.in = b
-		} else {
-			putBuffer(b)
-		}
-		cc.readN, cc.readErr = n, err
-		return true
-	}
+	cc.bind()
+	cc.full = cc.wait
 	cc.direct = func(fd uintptr) bool {
 		cc.readN, cc.readErr = fdio.Read(fd, cc.into)
 		return cc.readErr != fdio.ErrAgain
@@ -179,14 +147,8 @@ func (c *clientConn) Read(p []byte) (int, error) {
 			}
 			return n, err
 		}
-		if err := c.raw.Read(c.readable); err != nil {
+		if err := c.read(); err != nil {
 			return 0, err
-		}
-		if c.in == nil {
-			if c.readErr == nil {
-				return 0, io.EOF
-			}
-			return 0, c.readErr
 		}
 		c.got = true
 		c.checkFirstLine(c.in.unread())
@@ -265,13 +227,9 @@ func (c *clientConn) sendv(head, body []byte) error {
 }
 
 func (c *clientConn) flushOut() error {
-	err := c.raw.Write(c.writable)
-	c.out.Reset()
+	err := c.flush()
 	c.waited()
-	if err != nil {
-		return err
-	}
-	return c.writeErr
+	return err
 }
 
 // wait notes that a write waits for the client, waited that it does no more.

@@ -13,26 +13,15 @@ import (
 	"sync/atomic"
 	"syscall"
 	"time"
-
-	"github.com/penstock/penstock/internal/fdio"
 )
 
 // upConn is one connection to a replica. One goroutine uses it; only
 // interrupt may come from elsewhere, under the flight's mutex.
 type upConn struct {
-	c        net.Conn
-	raw      syscall.RawConn // nil with TLS
-	readable func(fd uintptr) bool
-	peek     func(fd uintptr)
-
-	in       *buffer     // unread bytes; nil while none are there
-	large    bool        // the last read filled its buffer: take a larger one
-	out      fdio.Pieces // what write still has to send
-	writeErr error
-	writable func(fd uintptr) bool
-	readN    int
-	readErr  error
-	isQuiet  bool
+	c net.Conn
+	sock
+	peek    func(fd uintptr)
+	isQuiet bool
 
 	// What pump needs.
 	each    func() bool
@@ -55,30 +44,8 @@ func newUpConn(c net.Conn, r *replica) *upConn {
 			r.pool.p.watch.add(raw, u)
 		}
 	}
-	u.readable = func(fd uintptr) bool {
-		b := getBuffer(u.large)
-		n, err := fdio.Read(fd, b.b)
-		if err == fdio.ErrAgain {
-			putBuffer(b)
-			return false
-		}
-		if n > 0 {
-			b.w = n
-			u.in = b
-		} else {
-			putBuffer(b)
-		}
-		u.readN, u.readErr = n, err
-		return true
-	}
+	u.bind()
 	u.pumpFn = u.pumpStep
-	u.writable = func(fd uintptr) bool {
-		u.writeErr = nil
-		for !u.out.Empty() && u.writeErr == nil {
-			u.writeErr = fdio.Writev(fd, &u.out)
-		}
-		return u.writeErr != fdio.ErrAgain
-	}
 	u.peek = func(fd uintptr) { u.isQuiet = quiet(fd) }
 	return u
 }
@@ -111,14 +78,8 @@ func (u *upConn) fill() error {
 		u.large = n == len(b.b)
 		return nil
 	}
-	if err := u.raw.Read(u.readable); err != nil {
+	if err := u.read(); err != nil {
 		return err
-	}
-	if u.in == nil {
-		if u.readErr == nil {
-			return io.EOF
-		}
-		return u.readErr
 	}
 	u.large = u.readN == len(u.in.b)
 	return nil
@@ -184,12 +145,7 @@ func (u *upConn) write(head []byte, pieces ...[]byte) error {
 	for _, p := range pieces {
 		u.out.Add(p)
 	}
-	err := u.raw.Write(u.writable)
-	u.out.Reset()
-	if err != nil {
-		return err
-	}
-	return u.writeErr
+	return u.flush()
 }
 
 // dial connects to the replica. It ends at by, or when the flight is cancelled.
