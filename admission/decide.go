@@ -47,6 +47,11 @@ func (p *Pool) try(now float64, t *Ticket, block *replica) tryResult {
 	if p.headroomShort(&t.Work) {
 		return tryFull
 	}
+	if t.Work.Excluded > 0 {
+		if i := p.chooseApart(now, t); i >= 0 {
+			return p.place(now, t, i)
+		}
+	}
 	i, late := p.choose(now, t)
 	if (late || i < 0) && p.manyOut && p.tryOut(now, t) == tryPlaced {
 		return tryPlaced
@@ -58,6 +63,33 @@ func (p *Pool) try(now float64, t *Ticket, block *replica) tryResult {
 		return tryFull
 	}
 	return p.place(now, t, i)
+}
+
+// chooseApart picks, for a request that failed elsewhere, among the candidates
+// of other failure domains than those it failed in: what took one down may take
+// its neighbours. -1 = none of them takes it now, or no domains are known.
+func (p *Pool) chooseApart(now float64, t *Ticket) int {
+	w, all := &t.Work, p.ctx.Cand
+	p.apart = p.apart[:0]
+	for _, i := range all {
+		d := p.view.Replicas[i].Domain
+		same := d == 0
+		for k := range w.Excluded {
+			if r := p.byID[w.Exclude[k]]; r != nil {
+				same = same || p.view.Replicas[r.i].Domain == d
+			}
+		}
+		if !same {
+			p.apart = append(p.apart, i)
+		}
+	}
+	if len(p.apart) == 0 || len(p.apart) == len(all) {
+		return -1
+	}
+	p.ctx.Cand = p.apart
+	i, _ := p.choose(now, t)
+	p.ctx.Cand = all
+	return i
 }
 
 // tryOut places a ticket, for which those in service have no room, on a replica

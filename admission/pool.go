@@ -58,7 +58,8 @@ type Pool struct {
 	costs  []Cost // of the decision made last, see Costs
 	costOf *fleet.Work
 
-	manyOut bool // of the replicas that candidates looked at last, see there
+	apart   []int32 // scratch of chooseApart
+	manyOut bool    // of the replicas that candidates looked at last, see there
 	fits    []int32
 	ctx     scorer.Context
 	policy  *scorer.Policy

@@ -239,3 +239,23 @@ func TestAFleetIsNotEjectedAway(t *testing.T) {
 		t.Errorf("%d placements are counted as fail-open, want 12: those in service are filled first", got)
 	}
 }
+
+// A second attempt goes to another failure domain, when one has room.
+func TestASecondAttemptLeavesTheFailureDomain(t *testing.T) {
+	p := New(Config{Cap: 1})
+	for id := fleet.ID(1); id <= 4; id++ { // 1, 2, 3 in one rack, 4 in another
+		p.Join(0, ReplicaSpec{ID: id, Name: "r", Profile: h100(), Warm: true, Domain: 1 + uint32(id)/4})
+	}
+	second := func() *Ticket {
+		x := request(10)
+		x.Work.Exclude[0], x.Work.Excluded = 1, 1
+		return x
+	}
+	a, b := second(), second()
+	if d := p.Admit(1, a); d.Replica != 4 {
+		t.Errorf("replica 1 failed; the next attempt is at %+v, in the same rack", d)
+	}
+	if d := p.Admit(1, b); d.Verdict != Placed || d.Replica == 4 || d.Replica == 1 {
+		t.Errorf("the other rack is full: %+v", d)
+	}
+}
