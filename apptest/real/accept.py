@@ -222,7 +222,8 @@ def bench_serve(prompts=60, concurrency=8):
 class Load:
     """A small closed-loop load that knows of each request whether its answer had begun."""
 
-    def __init__(self, clients=6):
+    def __init__(self, clients=6, whole=0.3, max_tokens=24):
+        self.whole, self.max_tokens = whole, max_tokens  # share of answers in one piece
         self.stop_at, self.lock = None, threading.Lock()
         self.done = []  # (sent, stream, began, error, replica, silent cut)
         self.threads = [threading.Thread(target=self.client, args=(i,), daemon=True) for i in range(clients)]
@@ -235,11 +236,11 @@ class Load:
         while self.stop_at is None:
             n += 1
             sent, began, err, replica, cut = time.time(), False, None, "", False
-            stream = (i + n) % 3 != 0
+            stream = (i + 3 * n) % 10 >= 10 * self.whole
             msg = [{"role": "user", "content": f"client {i} request {n}: tell me about files and modules in the library"}]
             try:
                 if stream:
-                    r = c.chat.completions.with_raw_response.create(model=MODEL, messages=msg, max_tokens=24, stream=True)
+                    r = c.chat.completions.with_raw_response.create(model=MODEL, messages=msg, max_tokens=self.max_tokens, stream=True)
                     replica = r.headers.get("x-penstock-replica", "")
                     finish = None
                     for e in r.parse():
@@ -248,7 +249,7 @@ class Load:
                             finish = e.choices[0].finish_reason or finish
                     cut = finish not in ("length", "stop")  # ended without an error and without an end
                 else:
-                    r = c.chat.completions.with_raw_response.create(model=MODEL, messages=msg, max_tokens=24)
+                    r = c.chat.completions.with_raw_response.create(model=MODEL, messages=msg, max_tokens=self.max_tokens)
                     replica = r.headers.get("x-penstock-replica", "")
                     cut = r.parse().choices[0].finish_reason not in ("length", "stop")
             except Exception as e:  # every kind of failure is counted

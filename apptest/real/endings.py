@@ -97,9 +97,9 @@ def aborted(a):
     ends at once as 200 with finish_reason "abort"."""
     port = a.PORTS[0]
     a.restart(port, "--enable-auto-tool-choice --tool-call-parser hermes")
-    load = a.Load(clients=14)  # more than the replicas' slots, so that some have no token yet
+    load = a.Load(clients=18, whole=0.6, max_tokens=96)  # mostly answers in one piece, of which nobody has seen anything yet
     time.sleep(3)
-    a.wait(lambda: a.metric("penstock_replica_requests_in_flight", f":{port}\"") >= 3, 30, "requests run at the replica")
+    a.wait(lambda: a.metric("penstock_replica_requests_in_flight", f":{port}\"") >= 4, 60, "requests run at the replica")
     before = a.metric("penstock_failovers_total", 'reason="abort"')
     pid, _ = a.pids(port)
     os.kill(pid, signal.SIGTERM)
