@@ -456,7 +456,7 @@ func (o *Observer) finish(n int, reason []byte) {
 	if n < 64 {
 		o.finished |= 1 << n
 	}
-	if bytes.IndexByte(reason, '\\') >= 0 {
+	if bytes.IndexByte(reason, '\\') >= 0 || !utf8.Valid(reason) {
 		reason = appendDecoded(nil, reason)
 	}
 	o.Finish = finishWord(reason)

@@ -415,7 +415,9 @@ func (r *refState) messages(typ string, o obj) {
 		m := sub(o["message"])
 		r.same(m)
 		r.usage(m["usage"])
-		r.open[0] = true
+		if _, ok := r.open[0]; !ok {
+			r.open[0] = true // a second one, out of a damaged stream, opens nothing anew
+		}
 	case "content_block_start":
 		b := sub(o["content_block"])
 		switch str(b["type"]) {
