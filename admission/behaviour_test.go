@@ -445,3 +445,19 @@ func TestFirstBurstIsSpreadThoughSamplesComeApart(t *testing.T) {
 		}
 	}
 }
+
+// What the loss of the only replica would need cannot be kept free, and an idle
+// replica is nobody's headroom, whatever its prefix cache holds.
+func TestHeadroomDoesNotShutOutWhereNothingRuns(t *testing.T) {
+	for _, n := range []int{1, 2} {
+		p := pool(t, Config{HeadroomN1: true, Classes: []Class{{Name: "a", Wait: 60}, {Name: "b", Wait: 60}}}, n)
+		for id := range n {
+			for k := range 30 {
+				p.Observe(1+float64(k), fleet.ID(id+1), fleet.Sample{At: 1 + float64(k), KVUsage: 0.95, Steps: 5, PromptTokens: 5, OutputTokens: 5})
+			}
+		}
+		if d := p.Admit(40, classed(1, 1, 100)); d.Verdict != Placed {
+			t.Errorf("%d idle replicas: %+v", n, d)
+		}
+	}
+}

@@ -56,7 +56,7 @@ type Config struct {
 	MaxHeldBytes int     // most bytes of them; default 256 MiB
 	MaxHeldWork  float64 // most token-work of them; default 0 = no bound
 	LookAhead    int     // held requests looked at, in order, in each band; default 32
-	WarmWait     float64 // longest wait for a warmer replica while another would do, seconds; default 0.003
+	WarmWait     float64 // longest wait for a warmer replica while another would do, seconds; default 0.005
 
 	// TTFT objective by which requests are held (not shed) when none is given:
 	// generous, since nothing is known of what the users expect.
@@ -93,7 +93,7 @@ func (c *Config) Defaults() {
 	orDefault(&c.MaxHeld, 10_000)
 	orDefault(&c.MaxHeldBytes, 256<<20)
 	orDefault(&c.LookAhead, 32)
-	orDefault(&c.WarmWait, 0.003)
+	orDefault(&c.WarmWait, 0.005)
 	orDefault(&c.SoftTTFT, 2)
 	orDefault(&c.SoftTTFTPer1k, 1)
 	orDefault(&c.HangAfter, 4)

@@ -506,24 +506,29 @@ func (p *Pool) place(now float64, t *Ticket, i int) tryResult {
 }
 
 // headroomShort tells whether a class below the top would use the room that
-// the pool keeps free.
+// the pool keeps free. What its minimum share owes it may.
 func (p *Pool) headroomShort(w *fleet.Work) bool {
-	if w.Class == 0 || p.cfg.Headroom == 0 && !p.cfg.HeadroomN1 || p.held.due(int(w.Class)) {
+	return p.wouldUseHeadroom(w) && !p.held.due(int(w.Class))
+}
+
+func (p *Pool) wouldUseHeadroom(w *fleet.Work) bool {
+	if w.Class == 0 || p.cfg.Headroom == 0 && !p.cfg.HeadroomN1 {
 		return false
 	}
-	use, total, largest := 0.0, 0.0, 0.0
+	use, total, largest, open := 0.0, 0.0, 0.0, 0
 	for i := range p.view.Replicas {
 		v := &p.view.Replicas[i]
 		if !v.Health.Open() || p.reps[i].gone {
 			continue
 		}
 		size := float64(v.Profile.KVTokens)
+		open++
 		total += size
 		largest = max(largest, size)
 		use += size * p.use(v)
 	}
 	free := p.cfg.Headroom
-	if p.cfg.HeadroomN1 && total > 0 {
+	if p.cfg.HeadroomN1 && open > 1 { // of one replica all would have to stay free
 		free = max(free, largest/total)
 	}
 	return total > 0 && use > (1-free)*total
@@ -553,6 +558,9 @@ func (p *Pool) Free() float64 {
 // is nearest to its end.
 func (p *Pool) use(v *fleet.Replica) float64 {
 	l := v.Load()
+	if l.Requests == 0 {
+		return 0 // what its cache keeps is in nobody's way
+	}
 	o := &p.cfg.Classes[0].Objective
 	u := max(v.Memory()/float64(v.Profile.KVTokens), float64(l.Requests)/float64(v.Profile.MaxSeqs))
 	if v.Trust >= 0.5 {

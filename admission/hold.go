@@ -475,17 +475,15 @@ func (p *Pool) serveBand(now float64, class, most int, out []*Ticket) []*Ticket 
 		l.most, l.placed, l.shed, l.failed, l.due = most, 0, 0, 0, false
 		list := p.held.look(class, p.cfg.LookAhead)
 		n := len(list)
-		l.pass(list, true)
+		l.pass(list)
 		if l.due {
 			if n == p.cfg.LookAhead {
-				before, failed := l.placed, l.failed
+				failed := l.failed
 				more := p.held.look(class, deeper*n)
-				l.pass(more[min(n, len(more)):], true)
-				l.due, l.failed = l.placed == before, failed
+				l.pass(more[min(n, len(more)):])
+				l.failed = failed
 			}
-			if l.due {
-				l.pass(p.held.look(class, n), false)
-			}
+			l.cold(p.held.look(class, n))
 		}
 		most -= l.placed
 		if l.placed+l.shed == 0 || l.failed >= p.cfg.LookAhead/2 || n < p.cfg.LookAhead {
@@ -505,49 +503,70 @@ type look struct {
 	now                  float64
 	most                 int // placements left
 	placed, shed, failed int
-	due                  bool // some may go to a replica that is not the best for it
-	block                *replica
+	due                  bool     // some may go to a replica that is not the best for it
+	block                *replica // kept for starving
+	starving             *Ticket
 	out                  []*Ticket
 }
 
-// pass tries the tickets of list in order. When warm, each may only go where it
-// costs least.
-func (l *look) pass(list []*Ticket, warm bool) {
-	p := l.p
-	p.warmOnly = warm
+// pass tries the tickets of list in order; each may only go where it costs
+// least, but for one that is starving.
+func (l *look) pass(list []*Ticket) {
 	for _, t := range list {
 		if l.placed >= l.most {
 			break
 		}
-		if !warm && !t.waited(l.now, p.cfg.WarmWait) {
-			continue
-		}
-		switch why := p.tryOne(l.now, t, l.block); why {
-		case tryPlaced:
-			l.placed++
-			l.out = append(l.out, t)
-			passBy(list, t)
-		case tryFull:
-			l.failed++
-			if l.failed == 1 && t.passed >= starved && l.block == nil && p.worthKeeping(l.now, t) {
-				l.block = p.keepFor(l.now, t)
-			}
-			l.due = l.due || t.waited(l.now, p.cfg.WarmWait)
-		case tryLate:
-			p.shedHeld(l.now, t, ReasonCapacity)
-			l.shed++
-		default:
-			p.shedHeld(l.now, t, Reason(why))
-			l.shed++
-		}
+		l.p.warmOnly = t.passed < starved || !l.p.worthKeeping(l.now, t)
+		l.try(list, t)
 	}
-	p.warmOnly = false
+	l.p.warmOnly = false
 }
 
-// waited tells that a held ticket has waited long enough for a warmer replica than
+// cold gives what is left to those that have waited long enough for a warmer
+// replica.
+func (l *look) cold(list []*Ticket) {
+	for _, t := range list {
+		if l.placed < l.most && t.waited(l.now, l.p.cfg.WarmWait) {
+			l.try(list, t)
+		}
+	}
+}
+
+// waited tells that a held ticket has waited so long for a warmer replica than
 // the one that would take it.
 func (t *Ticket) waited(now, wait float64) bool {
 	return t.phase == phaseHeld && t.okAt != 0 && now-t.okAt >= wait
+}
+
+func (l *look) try(list []*Ticket, t *Ticket) {
+	p := l.p
+	block := l.block
+	if t == l.starving {
+		block = nil
+	}
+	switch why := p.tryOne(l.now, t, block); why {
+	case tryPlaced:
+		l.placed++
+		l.out = append(l.out, t)
+		passBy(list, t)
+	case tryFull:
+		l.failed++
+		if l.failed == 1 && t.passed >= starved && l.block == nil && p.worthKeeping(l.now, t) {
+			l.block, l.starving = p.keepFor(l.now, t), t
+		}
+		switch {
+		case t.waited(l.now, p.cfg.WarmWait):
+			l.due = true
+		case t.okAt != 0:
+			p.nextLook = min(p.nextLook, t.okAt+p.cfg.WarmWait)
+		}
+	case tryLate:
+		p.shedHeld(l.now, t, ReasonCapacity)
+		l.shed++
+	default:
+		p.shedHeld(l.now, t, Reason(why))
+		l.shed++
+	}
 }
 
 // passBy counts t's placement for those that were looked at before it in vain.
@@ -581,10 +600,12 @@ func (p *Pool) tryOne(now float64, t *Ticket, block *replica) tryResult {
 func (p *Pool) Takeable(now float64, out []*Ticket) []*Ticket {
 	var pr scorer.Prediction
 	for c := range p.held.bands {
-		for _, t := range p.held.look(c, p.cfg.LookAhead) {
-			_, trial := p.candidates(now, &t.Work, nil)
-			if p.headroomShort(&t.Work) {
-				continue
+		var block *replica
+		failed := 0
+		for k, t := range p.held.look(c, p.cfg.LookAhead) {
+			_, trial := p.candidates(now, &t.Work, block)
+			if p.wouldUseHeadroom(&t.Work) && (k > 0 || !p.held.due(c)) {
+				continue // its minimum share is owed to the first of them
 			}
 			p.lookup(&t.Work)
 			lim, takes := p.limitsOf(now, &t.Work), trial >= 0
@@ -597,6 +618,10 @@ func (p *Pool) Takeable(now float64, out []*Ticket) []*Ticket {
 			}
 			if takes {
 				out = append(out, t)
+				continue
+			}
+			if failed++; failed == 1 && t.passed >= starved && p.worthKeeping(now, t) {
+				block = p.keepFor(now, t) // no other may have it
 			}
 		}
 	}

@@ -15,6 +15,13 @@ import (
 	"github.com/penstock/penstock/scorer"
 )
 
+// failer is what testing.TB and rapid.T have in common.
+type failer interface {
+	Helper()
+	Fatal(args ...any)
+	Errorf(format string, args ...any)
+}
+
 func hosts(n int, profile string) (out []ReplicaSpec) {
 	p, ok := model.ByName(profile)
 	if !ok {
@@ -26,7 +33,7 @@ func hosts(n int, profile string) (out []ReplicaSpec) {
 	return out
 }
 
-func stream(t testing.TB, s workload.Spec) []workload.Request {
+func stream(t failer, s workload.Spec) []workload.Request {
 	t.Helper()
 	r, err := workload.Generate(s)
 	if err != nil {
@@ -35,7 +42,7 @@ func stream(t testing.TB, s workload.Spec) []workload.Request {
 	return r
 }
 
-func simulate(t testing.TB, c Config) *Report {
+func simulate(t failer, c Config) *Report {
 	t.Helper()
 	r, err := Run(c)
 	if err != nil {
