@@ -98,5 +98,6 @@ type ReplicaSpec struct {
 	Region  uint64
 	Domain  uint32
 	Profile *fleet.Profile // nil = generic, learned
+	MaxLen  int            // longest prompt + output, tokens, as it says itself; the profile's counts more; 0 = not known
 	Warm    bool           // known at start-up: no slow start
 }

@@ -121,6 +121,7 @@ func (p *Pool) candidates(now float64, w *fleet.Work, block *replica) (why tryRe
 	trial = -1
 	var serves, permitted, fits, untried, doubtful, later, ramping, elsewhere bool
 	soft, opens := 0, 0
+	context := p.context(w)
 	for i := range p.view.Replicas {
 		v := &p.view.Replicas[i]
 		r := p.reps[i]
@@ -134,7 +135,7 @@ func (p *Pool) candidates(now float64, w *fleet.Work, block *replica) (why tryRe
 			continue
 		}
 		permitted = true
-		if !p.holds(r, w) {
+		if !p.holds(r, w, context) {
 			continue
 		}
 		fits = true
@@ -222,11 +223,12 @@ func (p *Pool) capped(r *replica, v *fleet.Replica) bool {
 
 func (p *Pool) failOpen(now float64, w *fleet.Work) {
 	c := &p.ctx
+	context := p.context(w)
 	for i := range p.view.Replicas {
 		v := &p.view.Replicas[i]
 		r := p.reps[i]
 		if r.gone || r.drained || !v.Serves(w.Model) || w.Needs&^v.Caps != 0 || w.Regions != 0 && w.Regions&v.Region == 0 ||
-			w.Excludes(v.ID) || w.Excluded > 0 && v.Health.Doubtful(now) || v.Health.State != fleet.StateEjected || !mayBeAlive(v.Health.Reason) || !p.holds(r, w) {
+			w.Excludes(v.ID) || w.Excluded > 0 && v.Health.Doubtful(now) || v.Health.State != fleet.StateEjected || !mayBeAlive(v.Health.Reason) || !p.holds(r, w, context) {
 			continue
 		}
 		if p.capped(r, v) {
@@ -268,14 +270,55 @@ func (p *Pool) limitRamps(w *fleet.Work) {
 	p.ctx.Cand = keep
 }
 
-// holds tells whether the replica could ever hold the request. A guessed
-// capacity refuses nothing: the replica's own 400 is the better answer.
-func (p *Pool) holds(r *replica, w *fleet.Work) bool {
-	need := promptSlack*float64(w.Prompt) + 1
-	if m := r.profile.MaxModelLen; m > 0 && need > float64(m) {
+// holds tells whether the replica could ever hold the request, which needs such
+// a context. A guessed capacity refuses nothing: the replica's own 400 is the
+// better answer.
+func (p *Pool) holds(r *replica, w *fleet.Work, context float64) bool {
+	if m := r.maxLen(); m > 0 && context > float64(m) {
 		return false
 	}
-	return !r.sized || need <= float64(r.profile.KVTokens)
+	return !r.sized || promptSlack*float64(w.Prompt)+1 <= float64(r.profile.KVTokens)
+}
+
+// maxLen is the longest prompt + output that the replica takes, 0 = not known.
+func (r *replica) maxLen() int {
+	if m := r.profile.MaxModelLen; m > 0 {
+		return m
+	}
+	return r.spec.MaxLen
+}
+
+// promptSure is how much too low an estimate of prompt tokens may be: a context
+// that holds so much more is long enough.
+const promptSure = 1.15
+
+// context is the length, tokens, that a replica must take to be given w: all
+// that it may need, the longest output that was asked for included, where some
+// replica in service takes so much; else what it needs at least. The replicas'
+// refusals would go to the client, though another replica can serve it.
+func (p *Pool) context(w *fleet.Work) float64 {
+	sure := promptSure*float64(w.Prompt) + float64(max(1, w.MaxOut))
+	if p.shortest == 0 || sure <= float64(p.shortest) {
+		return 0
+	}
+	for i, r := range p.reps {
+		v := &p.view.Replicas[i]
+		if m := r.maxLen(); (m == 0 || sure <= float64(m)) && !r.gone && v.Serves(w.Model) && v.Health.Open() &&
+			w.Needs&^v.Caps == 0 && (w.Regions == 0 || w.Regions&v.Region != 0) && !w.Excludes(v.ID) {
+			return sure
+		}
+	}
+	return promptSlack*float64(w.Prompt) + 1
+}
+
+// measure finds the shortest context of all replicas.
+func (p *Pool) measure() {
+	p.shortest = 0
+	for _, r := range p.reps {
+		if m := r.maxLen(); m > 0 && (p.shortest == 0 || m < p.shortest) {
+			p.shortest = m
+		}
+	}
 }
 
 // trialDue tells whether the recovering replica is to be given this request

@@ -72,6 +72,7 @@ type Pool struct {
 	prompt mean // tokens of the prompts placed here, for work that is seen only as a count
 
 	seed      uint64
+	shortest  int     // context of any replica, 0 = none is known
 	warmOnly  bool    // held requests go to the replica that is best for them, or wait
 	dirty     bool    // something changed since the last look at the held queue
 	nextLook  float64 // when it is looked at again though nothing changed
@@ -129,6 +130,7 @@ func (p *Pool) Join(now float64, s ReplicaSpec) {
 		if s.Profile != nil && (!r.given || *s.Profile != r.profile) {
 			p.setProfile(r, v, s.Profile)
 		}
+		p.measure()
 		v.Name, v.Models, v.Caps, v.Region, v.Domain = s.Name, s.Models, s.Caps, s.Region, s.Domain
 		if back {
 			v.Health.Start(now, s.Warm, &p.cfg.Health)
@@ -148,6 +150,7 @@ func (p *Pool) Join(now float64, s ReplicaSpec) {
 	p.setProfile(r, v, s.Profile)
 	v.Health.Start(now, s.Warm, &p.cfg.Health)
 	p.hits = append(p.hits, 0)
+	p.measure()
 	p.ctx.Cand = make([]int32, 0, len(p.reps))
 	p.fits = make([]int32, 0, len(p.reps))
 }
@@ -213,6 +216,7 @@ func (p *Pool) discard(r *replica) {
 	p.view.Replicas[last] = fleet.Replica{}
 	p.reps[last] = nil
 	p.reps = p.reps[:last]
+	p.measure()
 	p.view.Replicas = p.view.Replicas[:last]
 	p.hits, p.loaded = p.hits[:last], p.loaded[:last]
 }

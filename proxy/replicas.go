@@ -26,12 +26,14 @@ func (p *Proxy) AddReplica(poolName string, spec ReplicaSpec) error {
 	r := newReplica(p, pl, spec)
 	old := p.byID[spec.ID]
 	p.byID[spec.ID] = r
+	if old != nil {
+		r.models = old.models
+	}
 	pl.mu.Lock()
 	pl.replicas[spec.ID] = r
 	pl.join(r)
 	pl.mu.Unlock()
 	if old != nil {
-		r.models = old.models
 		old.close()
 	}
 	r.metrics.register(pl, r)
@@ -50,7 +52,7 @@ func (pl *pool) join(r *replica) {
 	if s.Caps == 0 {
 		s.Caps = fleet.AbilityAll
 	}
-	pl.core.Join(now, admission.ReplicaSpec{ID: s.ID, Name: s.Name, Models: ids, Caps: s.Caps, Region: s.Region, Domain: s.Domain, Profile: s.Profile, Warm: s.Warm})
+	pl.core.Join(now, admission.ReplicaSpec{ID: s.ID, Name: s.Name, Models: ids, Caps: s.Caps, Region: s.Region, Domain: s.Domain, Profile: s.Profile, MaxLen: longest(r.models), Warm: s.Warm})
 	pl.advance(now)
 }
 
@@ -68,15 +70,24 @@ func (p *Proxy) SetModels(id fleet.ID, models []ModelInfo) {
 	for _, m := range models {
 		names = append(names, m.ID)
 	}
+	same := equalStrings(r.spec.Models, names) && longest(r.models) == longest(models)
 	r.models = append([]ModelInfo(nil), models...)
 	pl.mu.Lock()
-	same := equalStrings(r.spec.Models, names)
 	r.spec.Models = names
 	if !same {
 		pl.join(r)
 	}
 	pl.mu.Unlock()
 	p.reroute()
+}
+
+// longest is the longest context among what a replica serves (an adapter has its
+// model's), 0 = not known.
+func longest(models []ModelInfo) (n int) {
+	for _, m := range models {
+		n = max(n, m.MaxModelLen)
+	}
+	return n
 }
 
 func equalStrings(a, b []string) bool {

@@ -5,6 +5,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -85,4 +86,31 @@ func TestReturningClientIsKnown(t *testing.T) {
 	if len(told) != 1 || told[0] == 0 || len(offered) != 5 || offered[3] != told[0] || offered[4] == told[0] {
 		t.Errorf("told %x, offered %x", told, offered)
 	}
+}
+
+// What a replica says of its context in GET /v1/models decides where long
+// requests go, and that one which fits nowhere is refused by the router.
+func TestContextOfReplicas(t *testing.T) {
+	var short, long atomic.Int32
+	r1 := newFakeReplica(t, func(c *fakeConn) { short.Add(1); ok(c) })
+	r2 := newFakeReplica(t, func(c *fakeConn) { long.Add(1); ok(c) })
+	g := newRig(t, []*fakeReplica{r1, r2})
+	g.p.SetModels(1, []ModelInfo{{ID: "m1", MaxModelLen: 1000}})
+	g.p.SetModels(2, []ModelInfo{{ID: "m1", MaxModelLen: 4000}})
+	body := func(words int) string {
+		return strings.Replace(plainBody, `"hi"`, `"`+strings.Repeat("word ", words)+`"`, 1)
+	}
+	for range 6 {
+		if a := g.do(chat(body(1600))); a.status != 200 { // about 2,000 tokens
+			t.Fatalf("%d %s", a.status, a.body)
+		}
+	}
+	if short.Load() != 0 || long.Load() != 6 {
+		t.Errorf("%d of 6 prompts of 2,000 tokens went to the replica that takes 1,000", short.Load())
+	}
+	a := g.do(chat(body(16_000)))
+	if a.status != 400 || !strings.Contains(string(a.body), `"context_length_exceeded"`) {
+		t.Errorf("20,000 tokens, 4,000 is the longest context: %d %s", a.status, a.body)
+	}
+	g.settled()
 }
