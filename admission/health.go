@@ -93,7 +93,7 @@ func (p *Pool) watch(now float64, r *replica, v *fleet.Replica) {
 func (p *Pool) hung(now float64, r *replica, v *fleet.Replica, patience float64) bool {
 	limit := p.cfg.HangAfter + 2*min(patience, 30)
 	switch {
-	case v.Health.State == fleet.StateTrial:
+	case v.Health.State == fleet.StateTrial && !newProcess(v.Health.Reason):
 		limit = min(limit, 1+2*patience) // it was hung or worse before: little patience
 	case !r.moving:
 		// No counter tells whether it works; one long prefill, or an answer in
@@ -402,4 +402,11 @@ func (p *Pool) Proven(now, since float64, w *fleet.Work) bool {
 		waiting = waiting || r.pend.head != nil || now-r.good < 1
 	}
 	return !places || !waiting
+}
+
+// newProcess tells whether a replica that was out for that reason and is there
+// again is another process: it was never hung, and its first answers may take
+// long (vLLM compiles and warms up).
+func newProcess(e fleet.Evidence) bool {
+	return e == fleet.EvidenceRefused || e == fleet.EvidenceProbeRefused
 }

@@ -259,3 +259,30 @@ func TestASecondAttemptLeavesTheFailureDomain(t *testing.T) {
 		t.Errorf("the other rack is full: %+v", d)
 	}
 }
+
+// The first answer of a process that was just started may take seconds; a
+// replica that was hung before has no such time.
+func TestATrialOfANewProcessHasPatience(t *testing.T) {
+	for reason, wantOut := range map[fleet.Evidence]bool{fleet.EvidenceProbeRefused: false, fleet.EvidenceStalled: true} {
+		p := pool(t, Config{}, 1)
+		s := fleet.Sample{At: 1, Steps: 10, PromptTokens: 100, OutputTokens: 100}
+		p.Observe(1, 1, s)
+		s.At, s.Steps = 1.2, 20
+		p.Observe(1.2, 1, s) // it did work
+		p.Evidence(2, 1, reason)
+		p.Advance(8, nil)
+		p.Evidence(8, 1, fleet.EvidenceProbeOK)
+		a := request(10)
+		if d := p.Admit(8.1, a); d.Verdict != Placed {
+			t.Fatalf("%v: no trial: %+v", reason, p.View().Replicas[0].Health)
+		}
+		for now := 8.2; now < 11; now += 0.2 {
+			s.At = now
+			p.Observe(now, 1, s)
+			p.Advance(now, nil)
+		}
+		if out := p.View().Replicas[0].Health.State == fleet.StateEjected; out != wantOut {
+			t.Errorf("%v: 2.9 s without a token, and ejected is %v", reason, out)
+		}
+	}
+}
