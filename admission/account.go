@@ -54,8 +54,10 @@ func (r *replica) prefillFrom(now float64) float64 {
 }
 
 // prefillBusy adds a prefill to the share of time that is spent on them.
+// Each prompt stands for those that others have sent meanwhile.
 func (p *Pool) prefillBusy(now float64, r *replica, v *fleet.Replica, seconds float64) {
-	v.PrefillShare = v.PrefillShare*math.Exp(-(now-r.busyAt)/fleet.PrefillWindow) + seconds/fleet.PrefillWindow
+	v.PrefillShare = v.PrefillShare*math.Exp(-(now-r.busyAt)/p.window) + seconds*p.crowd/p.window
+	v.Window = p.window
 	r.busyAt, r.stale = now, true
 }
 
@@ -68,4 +70,33 @@ func (p *Pool) loadedOf(i int) *scorer.Loaded {
 		p.loaded[i].Of(&p.view.Replicas[i])
 	}
 	return &p.loaded[i]
+}
+
+// countCrowd notes how many requests are with the replicas for each one that this
+// router sent: peers' and others' prompts are seen only as what waits now.
+func (p *Pool) countCrowd() {
+	own, all := 0, 0
+	for i := range p.view.Replicas {
+		v := &p.view.Replicas[i]
+		own += v.Own.Requests
+		all += v.Own.Requests + v.Peers.Requests + v.Other.Requests
+	}
+	p.crowd = 1
+	if own > 0 {
+		p.crowd = float64(all) / float64(own)
+	}
+}
+
+// The share of time that prefills take is looked at over as long as an answer
+// takes, within these bounds (seconds): a burst of prompts passes in a long
+// answer, and is all there is of a short one.
+const (
+	windowLeast = 0.5
+	windowMost  = 10.0
+	windowGain  = 0.01
+)
+
+// learnWindow follows the time that answers take from their first token on.
+func (p *Pool) learnWindow(seconds float64) {
+	p.window += windowGain * (max(windowLeast, min(windowMost, seconds)) - p.window)
 }

@@ -23,7 +23,9 @@ type learned struct {
 	decode  logScale
 	hit     float64 // running means of expected and true prefix hits, tokens
 	hitTrue float64
-	cached  bool // the replica reports cached tokens
+	cached  bool    // the replica reports cached tokens
+	steps   float64 // running means over answers: decode steps that the profile allowed
+	made    float64 // and tokens that were made in them
 }
 
 func (l *learned) ratio() float64    { return math.Exp(l.logTTFT) }
@@ -83,7 +85,13 @@ func (p *Pool) learnFirst(now float64, t *Ticket, v *fleet.Replica) {
 	work := t.prefill + t.queue
 	rest := max(0, t.ttft-work)
 	if work > rest {
-		p.learnScale(now, t.rep, &l.prefill, math.Log(ratio*t.scale))
+		// Behind others it is their work too, and what of that is over already can
+		// only be guessed.
+		weight := 1.0
+		if !t.alone {
+			weight = behindWeight
+		}
+		p.learnScale(now, t.rep, &l.prefill, math.Log(ratio*t.scale), weight)
 	} else if t.alone {
 		// A median, common to all: one step for each first token that had
 		// nothing before it. Means are pulled up by every queue.
@@ -157,7 +165,9 @@ const offsetStep = 0.0005
 // truth: observations of decoding are seconds old, and a quick gain on a late
 // signal makes load and scale chase each other. A guess moves as a running
 // mean until it is calibrated.
-func (p *Pool) learnScale(now float64, r *replica, s *logScale, x float64) {
+//
+// weight is of an observation near the truth; far off all count alike.
+func (p *Pool) learnScale(now float64, r *replica, s *logScale, x, weight float64) {
 	if !r.given {
 		// What was learned long ago (a cold engine's first answers, a busy
 		// hour) counts for less than what is seen now.
@@ -165,12 +175,16 @@ func (p *Pool) learnScale(now float64, r *replica, s *logScale, x float64) {
 	}
 	s.at = now
 	off := math.Abs(x-s.v) / farOff
-	g := p.cfg.Learn * max(0.1, min(1, off*off))
+	g := p.cfg.Learn * max(0.1*weight, min(1, off*off*off))
 	if !r.given {
 		g = max(g, 1/float64(s.n+1))
 	}
 	s.add(g, x)
 }
+
+// behindWeight is how much the first token of a prompt counts that had others
+// before it, against one that had none.
+const behindWeight = 0.1
 
 // farOff is how far a scale is off (as a logarithm) when it moves fully.
 const farOff = 0.7
@@ -226,8 +240,8 @@ func (p *Pool) applyScales(now float64) {
 	commonD := p.commonScale(now, func(l *learned) *logScale { return &l.decode })
 	for i, r := range p.reps {
 		v := &p.view.Replicas[i]
-		v.ScalePrefill = actScale(now, common, &r.learn.prefill)
-		v.ScaleDecode = actScale(now, commonD, &r.learn.decode)
+		v.ScalePrefill = r.actScale(now, common, &r.learn.prefill)
+		v.ScaleDecode = r.actScale(now, commonD, &r.learn.decode)
 		v.Offset, r.stale = p.offset, true
 	}
 }
@@ -254,11 +268,29 @@ func (p *Pool) commonScale(now float64, of func(*learned) *logScale) float64 {
 	return (x[len(x)/2] + x[(len(x)-1)/2]) / 2
 }
 
-func actScale(now, common float64, s *logScale) float64 {
+// A profile that was given is believed while the fleet's scale is within
+// commonFrom of it (as a logarithm), and no more at all from commonFull: what it
+// is off by less is as likely the learning's error, which leans with the load,
+// as its own.
+const (
+	commonFrom = 0.3
+	commonFull = 0.6
+)
+
+// shrunk is x, taken back to nothing where it is no evidence.
+func shrunk(x, from, full float64) float64 {
+	return x * max(0, min(1, (math.Abs(x)-from)/(full-from)))
+}
+
+// actScale is the factor that is used for a replica: the fleet's common scale
+// and the replica's own deviation from it.
+func (r *replica) actScale(now, common float64, s *logScale) float64 {
 	dev := 0.0
 	if s.n >= minScale {
-		dev = s.v - common
-		dev *= max(0, min(1, (math.Abs(dev)-devFrom)/(devFull-devFrom))) * s.fresh(now)
+		dev = shrunk(s.v-common, devFrom, devFull) * s.fresh(now)
+	}
+	if r.given {
+		common = shrunk(common, commonFrom, commonFull)
 	}
 	return clampScale(math.Exp(common + dev))
 }
@@ -319,6 +351,7 @@ func (p *Pool) learnEnd(now float64, t *Ticket, r *replica, v *fleet.Replica, e 
 	if itl <= 0 {
 		return
 	}
+	p.learnWindow(now - t.firstAt)
 	l := &r.learn
 	g := gain(l.decode.n)
 	ratio := clampRatio(itl / t.itl)
@@ -331,9 +364,13 @@ func (p *Pool) learnEnd(now float64, t *Ticket, r *replica, v *fleet.Replica, e 
 		p.marginITL = follow(p.marginITL, math.Log(itl/t.itl), marginQuantileITL, marginStepITL, marginMin, marginMaxITL)
 	}
 	// Against the steps that the account says were possible meanwhile: what
-	// was predicted at placement is wrong as soon as the load changes.
-	if steps := r.steps - t.steps; steps > 1 {
-		p.learnScale(now, r, &l.decode, math.Log(clampRatio(steps/float64(made-1)/v.ScaleDecode)*v.ScaleDecode))
+	// was predicted at placement is wrong as soon as the load changes. Of several
+	// answers together: prompts are counted off when their step ends, so that one
+	// short answer may seem to have had no step, or twice as many.
+	l.steps += meanGain * (r.steps - t.steps - l.steps)
+	l.made += meanGain * (float64(made-1) - l.made)
+	if l.steps > 0 {
+		p.learnScale(now, r, &l.decode, math.Log(clampRatio(l.steps/l.made/v.ScaleDecode)*v.ScaleDecode), 1)
 	}
 }
 
@@ -360,8 +397,8 @@ func (p *Pool) countSteps(now float64, r *replica, v *fleet.Replica) {
 // when it is computed, and as much as it took. A mean of what the replica
 // spends on prompts lags, and while load rises it would be learned as a slow
 // replica.
-func (r *replica) stepsLost(t *Ticket, v *fleet.Replica) {
-	r.steps -= t.pre * v.ScalePrefill * v.Profile.PerPrefill / stepOf(v)
+func (p *Pool) stepsLost(r *replica, t *Ticket, v *fleet.Replica) {
+	r.steps -= p.crowd * t.pre * v.ScalePrefill * v.Profile.PerPrefill / stepOf(v)
 }
 
 // learnHit compares the prefix hit that was expected with the one that usage

@@ -84,6 +84,8 @@ type Pool struct {
 	margin    float64 // log of the factor on predicted TTFT in admission
 	late      float64 // by how many steps first tokens come after the prediction at worst
 	marginITL float64 // the same of ITL
+	window    float64 // how long answers take from the first token on, seconds
+	crowd     float64 // requests at the replicas for each one that is this router's
 	nextScale float64
 	sorted    []float64 // scratch
 	stats     Stats
@@ -106,6 +108,7 @@ func New(cfg Config) *Pool {
 	p.turns.init(len(p.cfg.Classes))
 	p.ctx.Par = cfg.Params
 	p.margin, p.late, p.marginITL = 0.14, 1.2, 0.1
+	p.window, p.crowd = fleet.PrefillWindow, 1
 	p.ctx.View = &p.view
 	p.nextTick = math.Inf(-1)
 	p.nextLook = math.Inf(-1)
@@ -360,7 +363,7 @@ func (p *Pool) started(now float64, t *Ticket) {
 	r := t.rep
 	v := &p.view.Replicas[r.i]
 	p.countSteps(now, r, v)
-	r.stepsLost(t, v)
+	p.stepsLost(r, t, v)
 	t.phase = phaseStarted
 	t.firstAt = now
 	t.steps = r.steps

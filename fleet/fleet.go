@@ -163,16 +163,19 @@ type Replica struct {
 	// requests share, as the samples show it; tokens.
 	Shared float64
 	// PrefillShare is the share of its time that the replica has spent on
-	// prefills lately (a mean that forgets over PrefillWindow), 0..1: it makes
-	// the others' gaps longer.
+	// prefills lately (a mean that forgets over Window), 0..1: it makes the
+	// others' gaps longer.
 	PrefillShare float64
+	// Window is how long an answer takes from its first token to its last, seconds,
+	// as learned: what comes in that time makes its gaps. 0 = PrefillWindow.
+	Window float64
 	// Trust says how far the model may be believed: 0 nothing learned yet and
 	// no profile given, 1 calibrated.
 	Trust  float64
 	Health Health
 }
 
-// PrefillWindow is the time over which PrefillShare is a mean, seconds.
+// PrefillWindow is Replica.Window where nothing is learned, seconds.
 const PrefillWindow = 5.0
 
 // Load is the account that decisions use: own + peers' + what came by another

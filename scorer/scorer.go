@@ -70,7 +70,7 @@ type Loaded struct {
 	attn                          float64 // work of a token pair, in tokens of prefill
 	front, offset, idle           float64
 	memory, capacity, slots, left float64
-	share, free                   float64 // of its time that goes to prefills, and what is left of it
+	share, free, window           float64 // of its time that goes to prefills, what is left of it, and over how long
 }
 
 // Of takes a replica's state.
@@ -100,7 +100,10 @@ func (s *Loaded) Of(r *fleet.Replica) {
 	} else {
 		s.batch = math.Inf(1)
 	}
-	s.share = r.PrefillShare
+	s.share, s.window = r.PrefillShare, r.Window
+	if s.window == 0 {
+		s.window = fleet.PrefillWindow
+	}
 	s.free = 1 - min(0.9, s.share)
 	switch {
 	case s.n > 0:
@@ -176,7 +179,7 @@ func (s *Loaded) Predict(now float64, w *fleet.Work, hit float64, par *Params, o
 	short := max(shortLeast, min(shortMost, shortAlone/out.Alone))
 	out.Cost = par.WTTFT*short*out.TTFT + decoding + par.WHarm*out.Harm
 	if par.ITL > 0 {
-		busy := s.perPrefill * work / fleet.PrefillWindow
+		busy := s.perPrefill * work / s.window
 		before := missing(s.decode / (s.free * par.ITL))
 		after := missing(out.Step / ((1 - min(0.9, s.share+busy)) * par.ITL))
 		// Its own miss, and those of the others that were not missing before: a
