@@ -166,6 +166,11 @@ func (h *Health) eject(now float64, e Evidence, r *HealthRules) bool {
 		return false // it said itself that it ends; streams that break belong to that
 	}
 	length := min(r.Eject*math.Pow(2, float64(min(h.Flaps, 16))), r.EjectMax)
+	if e == EvidenceSlow {
+		// It answers: to look again costs one late answer, and one that was only
+		// cold is well by then.
+		length = min(length, 2*r.Eject)
+	}
 	h.set(now, StateEjected, e)
 	h.Until, h.Share = now+length, 0
 	h.Fails, h.Busies, h.ProbeGood = 0, 0, 0

@@ -146,3 +146,13 @@ func TestAThawedReplicaIsTriedAtOnce(t *testing.T) {
 		t.Fatal("a process that is gone is not brought back by counters")
 	}
 }
+
+// Whatever it did before: a slow replica is looked at again soon.
+func TestASlowReplicaIsLookedAtAgainSoon(t *testing.T) {
+	r, h := rules(), started(0)
+	h.Flaps = 6
+	h.Apply(10, EvidenceSlow, 0, r)
+	if h.State != StateEjected || h.Until > 10+2*r.Eject {
+		t.Errorf("%v until %v", h.State, h.Until)
+	}
+}

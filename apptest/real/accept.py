@@ -305,7 +305,7 @@ def back_in_use(name, port):
         n, t0 = attempts(port), time.time()
         load = Load()
         try:
-            wait(lambda: attempts(port) > n + 2, 20, f"it gets requests again (state {state(port)})")
+            wait(lambda: attempts(port) > n + 2, 20, "it gets requests again")
         finally:
             load.end()
         load.report(f"{name}, after its return")

@@ -98,8 +98,12 @@ def aborted(a):
     port = a.PORTS[0]
     a.restart(port, "--enable-auto-tool-choice --tool-call-parser hermes")
     load = a.Load(clients=18, whole=0.6, max_tokens=96)  # mostly answers in one piece, of which nobody has seen anything yet
-    time.sleep(3)
-    a.wait(lambda: a.metric("penstock_replica_requests_in_flight", f":{port}\"") >= 4, 60, "requests run at the replica")
+    try:
+        time.sleep(3)
+        a.wait(lambda: a.metric("penstock_replica_requests_in_flight", f":{port}\"") >= 4, 90, "requests run at the replica")
+    except TimeoutError:
+        load.end()  # or it would disturb what comes next
+        raise
     before = a.metric("penstock_failovers_total", 'reason="abort"')
     pid, _ = a.pids(port)
     os.kill(pid, signal.SIGTERM)
