@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/penstock/penstock/fleet"
+	"pgregory.net/rapid"
 )
 
 func h100() *fleet.Profile {
@@ -77,52 +78,91 @@ func TestSecondDonePanics(t *testing.T) {
 	p.Done(2, r, End{Outcome: Cancelled})
 }
 
+// Picks at one moment count on each other, whatever the prompts' length, the
+// replicas' metrics (frozen at what was before) and their profile (known or not).
 func TestSimultaneousPicksSpread(t *testing.T) {
-	p := pool(t, Config{}, 8)
-	for i := 0; i < 64; i++ {
-		if d := p.Admit(1, request(500)); d.Verdict != Placed {
-			t.Fatalf("pick %d: %+v", i, d)
+	rapid.Check(t, func(t *rapid.T) {
+		var profile *fleet.Profile
+		if rapid.Bool().Draw(t, "profile known") {
+			profile = h100()
 		}
-	}
-	lo, hi := math.MaxInt, 0
-	for i := range p.View().Replicas {
-		n := p.View().Replicas[i].Own.Requests
-		lo, hi = min(lo, n), max(hi, n)
-	}
-	if hi-lo > 1 {
-		t.Fatalf("64 picks over 8 equal replicas: between %d and %d each", lo, hi)
-	}
+		p := New(Config{Objective: rapid.SampledFrom([]Objective{{}, {TTFT: 2, ITL: 0.1}}).Draw(t, "objective")})
+		for id := fleet.ID(1); id <= 8; id++ {
+			p.Join(0, ReplicaSpec{ID: id, Profile: profile, Warm: true})
+		}
+		frozen := fleet.Sample{At: 0.5, Running: float64(rapid.IntRange(0, 3).Draw(t, "running")), KVUsage: 0.3, Steps: 5, PromptTokens: 5, OutputTokens: 5}
+		for range rapid.IntRange(0, 3).Draw(t, "samples") {
+			for id := fleet.ID(1); id <= 8; id++ {
+				p.Observe(1, id, frozen)
+			}
+		}
+		prompt := rapid.IntRange(1, 1500).Draw(t, "prompt")
+		for i := range 64 {
+			if d := p.Admit(1, request(prompt)); d.Verdict != Placed {
+				t.Fatalf("pick %d: %+v", i, d)
+			}
+		}
+		lo, hi := math.MaxInt, 0
+		for i := range p.View().Replicas {
+			n := p.View().Replicas[i].Own.Requests
+			lo, hi = min(lo, n), max(hi, n)
+		}
+		if hi-lo > 1 {
+			t.Fatalf("64 picks over 8 equal replicas: between %d and %d each", lo, hi)
+		}
+	})
 }
 
+// With metrics that stand still the accounts alone keep the cap: never more than
+// K outstanding anywhere, through many lives, and never fewer while some wait.
 func TestCapKHoldsWithFrozenMetrics(t *testing.T) {
-	p := pool(t, Config{Cap: 3}, 2)
-	frozen := fleet.Sample{At: 0.5, Waiting: 0, Running: 0, KVUsage: 0, Steps: 5, PromptTokens: 5, OutputTokens: 5}
-	placed := []*Ticket{}
-	held := 0
-	for i := 0; i < 20; i++ {
-		now := 1 + float64(i)*0.01
-		p.Observe(now, 1, frozen)
-		p.Observe(now, 2, frozen)
-		r := request(100)
-		switch p.Admit(now, r).Verdict {
-		case Placed:
-			placed = append(placed, r)
-		case Held:
-			held++
+	rapid.Check(t, func(t *rapid.T) {
+		k, replicas := rapid.IntRange(1, 6).Draw(t, "K"), rapid.IntRange(1, 4).Draw(t, "replicas")
+		p := New(Config{Cap: k, HangAfter: 1e6, Classes: []Class{{Name: "a", Wait: 1e6}}})
+		for id := 1; id <= replicas; id++ {
+			p.Join(0, ReplicaSpec{ID: fleet.ID(id), Profile: h100(), Warm: true})
 		}
-	}
-	if len(placed) != 6 || held != 14 {
-		t.Fatalf("cap 3 on two replicas: %d placed, %d held", len(placed), held)
-	}
-	p.Done(2, placed[0], End{Outcome: Finished})
-	if out := p.Advance(2, nil); len(out) != 1 {
-		t.Fatalf("one left and %d of the held came in", len(out))
-	}
-	for i := range p.View().Replicas {
-		if n := p.View().Replicas[i].Own.Requests; n > 3 {
-			t.Fatalf("replica %d has %d", i, n)
+		frozen := fleet.Sample{At: 0.5, Steps: 5, PromptTokens: 5, OutputTokens: 5}
+		var placed []*Ticket
+		now, held := 1.0, 0
+		for range rapid.IntRange(20, 120).Draw(t, "steps") {
+			now += 0.01
+			for id := 1; id <= replicas; id++ {
+				p.Observe(now, fleet.ID(id), frozen)
+			}
+			if len(placed) > 0 && rapid.IntRange(0, 2).Draw(t, "what") == 0 {
+				i := rapid.IntRange(0, len(placed)-1).Draw(t, "who ends")
+				p.Done(now, placed[i], End{Outcome: Finished})
+				placed = append(placed[:i], placed[i+1:]...)
+			} else {
+				x := request(rapid.IntRange(1, 3000).Draw(t, "prompt"))
+				switch p.Admit(now, x).Verdict {
+				case Placed:
+					placed = append(placed, x)
+				case Held:
+					held++
+				default:
+					t.Fatalf("%+v", x.Decision)
+				}
+			}
+			now += 0.02 // longer than a wait for a warm replica
+			for range 2 {
+				now += 0.005
+				for _, x := range p.Advance(now, nil) {
+					placed = append(placed, x)
+					held--
+				}
+			}
+			for i := range p.View().Replicas {
+				if n := p.View().Replicas[i].Own.Requests; n > k {
+					t.Fatalf("replica %d has %d", i, n)
+				}
+			}
+			if want := min(k*replicas, len(placed)+held); len(placed) != want {
+				t.Fatalf("%d placed and %d held at %d replicas with cap %d", len(placed), held, replicas, k)
+			}
 		}
-	}
+	})
 }
 
 func TestPrefixSticksToItsReplica(t *testing.T) {
