@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/penstock/penstock/bench/sim"
 	"github.com/penstock/penstock/scorer"
 )
 
@@ -98,6 +99,83 @@ func TestLossesAreShown(t *testing.T) {
 	}
 	if strings.Contains(b.String(), "loss: won") {
 		t.Error("a win is called a loss")
+	}
+}
+
+// A policy that refuses a tenth is not the faster one for it.
+func TestRefusingDoesNotShortenTheOffered(t *testing.T) {
+	o := &Outcome{Seeds: 1, Rows: []Row{{Scenario: "a", Cells: []Cell{
+		{Policy: "ours", Goodput: Value{Mean: 0.9}, TTFTp95: Value{Mean: 0.1}, Offered: Value{Mean: sim.Never}},
+		{Policy: "theirs", Goodput: Value{Mean: 0.9}, TTFTp95: Value{Mean: 0.2}, Offered: Value{Mean: 0.2}}}}}}
+	var b bytes.Buffer
+	o.verdict(&b)
+	if want := "loss: a: TTFT p95 over all offered never ms, theirs has 200 ms"; !strings.Contains(b.String(), want) {
+		t.Errorf("no %q in:\n%s", want, b.String())
+	}
+}
+
+// What is reported must not be what was tuned on.
+func TestReportsAreOnHeldOutSeeds(t *testing.T) {
+	var o, tuning Options
+	tuning.Tuning = true
+	seen := map[uint64]bool{}
+	for i := range 500 {
+		seen[tuning.seed(i)] = true
+	}
+	for i := range 500 {
+		if seen[o.seed(i)] {
+			t.Fatalf("seed %d is for tuning too", o.seed(i))
+		}
+	}
+}
+
+func TestLearningWorseThanNoneIsNamed(t *testing.T) {
+	row := func(name string, mean, ci float64) Row {
+		return Row{Scenario: name, Cells: []Cell{{Policy: "penstock"}, {Policy: NoLearn, Behind: Value{mean, ci}}}}
+	}
+	o := &Outcome{Rows: []Row{row("bad", -0.02, 0.01), row("noise", -0.02, 0.03), row("good", 0.02, 0.01)}}
+	var b bytes.Buffer
+	o.learning(&b)
+	for _, want := range []string{"| bad | -0.0200 ± 0.0100 | **worse** |", "| noise | -0.0200 ± 0.0300 | no difference shown |", "| good | +0.0200 ± 0.0100 | better |"} {
+		if !strings.Contains(b.String(), want) {
+			t.Errorf("no %q in:\n%s", want, b.String())
+		}
+	}
+}
+
+func TestShapesThatAreNotSeenAreSaid(t *testing.T) {
+	slow := func(ttft float64) Outcome {
+		cell := func(name string, v float64) Cell { return Cell{Policy: name, TTFTp95: Value{Mean: v}} }
+		return Outcome{Rows: []Row{{Scenario: "near_saturation", Cells: []Cell{cell(ours, ttft), cell("dynamo", 0.16), cell("least_requests", 0.3)}}}}
+	}
+	for ttft, want := range map[float64]string{0.1: "| holds |", 0.2: "| **does not hold** |"} {
+		var b bytes.Buffer
+		o := slow(ttft)
+		o.shapes(&b)
+		if !strings.Contains(b.String(), want) || strings.Count(b.String(), "near_saturation") != 1 {
+			t.Errorf("TTFT %g: no %q in:\n%s", ttft, want, b.String())
+		}
+	}
+}
+
+// Parts of the suite that ran apart come together in its order.
+func TestJoin(t *testing.T) {
+	dir := t.TempDir()
+	part := func(name string, o Outcome) string {
+		path := filepath.Join(dir, name)
+		if err := write(&o, "json", path); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	late := part("late.json", Outcome{Seeds: 2, Scale: 1, Rows: []Row{{Scenario: "mooncake"}}})
+	early := part("early.json", Outcome{Seeds: 2, Scale: 1, Rows: []Row{{Scenario: "near_saturation"}}})
+	o, err := join([]string{late, early})
+	if err != nil || len(o.Rows) != 2 || o.Rows[0].Scenario != "near_saturation" || o.Seeds != 2 {
+		t.Fatalf("%+v, %v", o, err)
+	}
+	if _, err := join([]string{late, part("other.json", Outcome{Seeds: 3, Scale: 1})}); err == nil {
+		t.Error("results of different seeds were joined")
 	}
 }
 

@@ -55,6 +55,7 @@ func Main(args []string, stdout, stderr io.Writer) int {
 	for _, f := range []string{"json", "csv", "html", "doc"} {
 		out[f] = fs.String(f, "", "write the result as "+f+" to this file")
 	}
+	from := fs.String("from", "", "instead of running, join the results in these JSON files, separated by commas")
 	quiet := fs.Bool("quiet", false, "no progress")
 	capacity := fs.Bool("capacity", false, "instead of the suite, sweep the rate of its usual stream: goodput and knee of each policy")
 	if fs.Parse(args) != nil {
@@ -78,7 +79,12 @@ func Main(args []string, stdout, stderr io.Writer) int {
 	if !*quiet {
 		o.Progress = func(done, all int, what string) { fmt.Fprintf(stderr, "\r\033[K%d/%d %s", done, all, what) }
 	}
-	res, err := Run(o)
+	var res *Outcome
+	if *from != "" {
+		res, err = join(strings.Split(*from, ","))
+	} else {
+		res, err = Run(o)
+	}
 	if !*quiet {
 		fmt.Fprint(stderr, "\r\033[K")
 	}
@@ -97,6 +103,37 @@ func Main(args []string, stdout, stderr io.Writer) int {
 		}
 	}
 	return 0
+}
+
+// join reads results of parts of the suite and puts them in the suite's order.
+func join(paths []string) (*Outcome, error) {
+	var out *Outcome
+	rows := map[string]Row{}
+	for _, p := range paths {
+		b, err := os.ReadFile(p)
+		if err != nil {
+			return nil, err
+		}
+		var part Outcome
+		if err := json.Unmarshal(b, &part); err != nil {
+			return nil, fmt.Errorf("%s: %w", p, err)
+		}
+		if out == nil {
+			out = &Outcome{Seeds: part.Seeds, Tuning: part.Tuning, Scale: part.Scale}
+		}
+		if part.Seeds != out.Seeds || part.Tuning != out.Tuning || part.Scale != out.Scale {
+			return nil, fmt.Errorf("%s: seeds or length are not those of %s", p, paths[0])
+		}
+		for _, r := range part.Rows {
+			rows[r.Scenario] = r
+		}
+	}
+	for _, s := range Suite() {
+		if r, ok := rows[s.Name]; ok {
+			out.Rows = append(out.Rows, r)
+		}
+	}
+	return out, nil
 }
 
 func write(res *Outcome, kind, path string) (err error) {

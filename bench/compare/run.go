@@ -253,12 +253,19 @@ func (r *Row) best() int {
 	return b
 }
 
-// bestTTFT is the lowest TTFT p95 among the cells whose goodput is within 1 %
-// of the best.
+// tie is how far goodput may be under the best of a scenario to tie with it.
+const tie = 0.01
+
+// bestTTFT is the lowest TTFT p95 among the cells whose goodput ties with the
+// best.
 func (r *Row) bestTTFT() int {
+	return r.leastTied(func(c *Cell) float64 { return c.TTFTp95.Mean })
+}
+
+func (r *Row) leastTied(of func(*Cell) float64) int {
 	top, b := r.Cells[r.best()].Goodput.Mean, -1
 	for i := range r.Cells {
-		if r.Cells[i].Goodput.Mean >= top-0.01 && (b < 0 || r.Cells[i].TTFTp95.Mean < r.Cells[b].TTFTp95.Mean) {
+		if r.Cells[i].Goodput.Mean >= top-tie && (b < 0 || of(&r.Cells[i]) < of(&r.Cells[b])) {
 			b = i
 		}
 	}
