@@ -28,7 +28,9 @@ var shapes = []shape{
 	{"near_saturation", "TTFT p95: this 0.120 s, Dynamo's cost 0.160, least requests 0.336", []string{ours, "dynamo", "least_requests"},
 		func(c *Cell) float64 { return c.TTFTp95.Mean }, "s", func(v []float64) bool { return v[0] < v[1] && v[1] < v[2] }},
 	{"mixed_lengths", "goodput: this 0.93, round robin 0.18, least requests 0.09, llm-d 0.13, Dynamo 0.06, SGLang 0.14", []string{ours, "round_robin", "least_requests", "llmd", "dynamo", "sglang_cache_aware"},
-		goodput, "", func(v []float64) bool { return v[0] > 0.9 && least(v[1:], func(x float64) bool { return x < v[0]-0.2 }) }},
+		goodput, "", func(v []float64) bool {
+			return v[0] > 0.9 && least(v[1:], func(x float64) bool { return x < v[0]-0.2 })
+		}},
 	{"overload_115", "goodput: hold and shed 0.85 of an ideal 0.86, no admission 0.34", []string{ours, noHold}, goodput, "",
 		func(v []float64) bool { return v[0] >= 0.97/1.15 && v[1] < v[0]/2 }},
 	{"overload_145", "goodput: hold and shed 0.695 of an ideal 0.69, no admission 0.12", []string{ours, noHold}, goodput, "",
