@@ -217,8 +217,18 @@ func mayBeAlive(e fleet.Evidence) bool {
 // peers have ended requests as this router did is a fair guess for balance,
 // but no ground to go over a cap: until they say so, they have what they said,
 // and until they say so twice, they have filled the places again meanwhile.
+// And each is taken to have placed as many as this router since it was heard,
+// which is the more the longer its words are lost.
 func (p *Pool) capped(r *replica, v *fleet.Replica) bool {
-	return p.cfg.Cap > 0 && v.Own.Requests+max(v.Peers.Requests, r.told) >= p.cfg.Cap
+	if p.cfg.Cap <= 0 {
+		return false
+	}
+	n := v.Own.Requests
+	for k := range r.peers {
+		o := &r.peers[k]
+		n += max(o.load.Requests+max(0, v.Own.Requests-o.own.Requests), o.before)
+	}
+	return n >= p.cfg.Cap
 }
 
 func (p *Pool) failOpen(now float64, w *fleet.Work) {

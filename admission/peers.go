@@ -35,10 +35,9 @@ func (p *Pool) Peers(now float64, peer string, loads map[fleet.ID]fleet.Load) {
 		default:
 			r.peers = append(r.peers, peerLoad{peer, shareUnique(loads[r.spec.ID], v.Own), v.Own, 0})
 		}
-		r.base, r.told = fleet.Load{}, 0
+		r.base = fleet.Load{}
 		for k := range r.peers {
 			r.base = add(r.base, r.peers[k].load, 1)
-			r.told += max(r.peers[k].load.Requests, r.peers[k].before)
 			r.base = add(r.base, r.peers[k].own, -1)
 			r.base.LastFirst = max(r.base.LastFirst, r.peers[k].load.LastFirst)
 		}

@@ -40,7 +40,6 @@ type replica struct {
 
 	peers []peerLoad
 	base  fleet.Load // sum over peers of (their snapshot - own at it)
-	told  int        // requests in these snapshots or the ones before
 }
 
 // Pool decides for one set of interchangeable replicas.
