@@ -19,7 +19,7 @@ import (
 func TestLargeBodiesThatDoNotComeAreBounded(t *testing.T) {
 	r := newFakeReplica(t, ok)
 	g := newRig(t, []*fakeReplica{r}, func(o *Options, _ *admission.Config) {
-		o.MaxBody, o.ReceiveBytes, o.BodyTimeout = 256<<10, 600<<10, 300*time.Millisecond
+		o.MaxBody, o.ReceiveBytes, o.BodyTimeout = 256<<10, 600<<10, 1500*time.Millisecond
 	})
 	open := func(head string) net.Conn {
 		c, err := net.Dial("tcp", g.addr)
