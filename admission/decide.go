@@ -110,6 +110,12 @@ func (p *Pool) tryOut(now float64, t *Ticket) tryResult {
 	return tryFull
 }
 
+// permits tells whether the replica has the abilities that w needs and stands in
+// a region where w may go.
+func permits(v *fleet.Replica, w *fleet.Work) bool {
+	return w.Needs&^v.Caps == 0 && (w.Regions == 0 || w.Regions&v.Region != 0)
+}
+
 // candidates fills ctx.Cand with the replicas that may take w. When there are
 // none it says why; trial is a recovering replica that may have one request,
 // -1 = none.
@@ -130,7 +136,7 @@ func (p *Pool) candidates(now float64, w *fleet.Work, block *replica) (why tryRe
 		}
 		serves = true
 		open := v.Health.Open()
-		if w.Needs&^v.Caps != 0 || w.Regions != 0 && w.Regions&v.Region == 0 {
+		if !permits(v, w) {
 			elsewhere = elsewhere || open
 			continue
 		}
@@ -237,7 +243,7 @@ func (p *Pool) failOpen(now float64, w *fleet.Work) {
 	for i := range p.view.Replicas {
 		v := &p.view.Replicas[i]
 		r := p.reps[i]
-		if r.gone || r.drained || !v.Serves(w.Model) || w.Needs&^v.Caps != 0 || w.Regions != 0 && w.Regions&v.Region == 0 ||
+		if r.gone || r.drained || !v.Serves(w.Model) || !permits(v, w) ||
 			w.Excludes(v.ID) || w.Excluded > 0 && v.Health.Doubtful(now) || v.Health.State != fleet.StateEjected || !mayBeAlive(v.Health.Reason) || !p.holds(r, w, context) {
 			continue
 		}
@@ -255,7 +261,7 @@ func (p *Pool) limitRamps(w *fleet.Work) {
 	n, requests, prefills := 0.0, 0.0, 0.0
 	for i, r := range p.reps {
 		v := &p.view.Replicas[i]
-		if v.Health.State == fleet.StateUp && !r.gone && v.Serves(w.Model) && w.Needs&^v.Caps == 0 && (w.Regions == 0 || w.Regions&v.Region != 0) {
+		if v.Health.State == fleet.StateUp && !r.gone && v.Serves(w.Model) && permits(v, w) {
 			s := p.loadedOf(i)
 			n++
 			requests += s.Requests
@@ -314,7 +320,7 @@ func (p *Pool) context(w *fleet.Work) float64 {
 	for i, r := range p.reps {
 		v := &p.view.Replicas[i]
 		if m := r.maxLen(); (m == 0 || sure <= float64(m)) && !r.gone && v.Serves(w.Model) && v.Health.Open() &&
-			w.Needs&^v.Caps == 0 && (w.Regions == 0 || w.Regions&v.Region != 0) && !w.Excludes(v.ID) {
+			permits(v, w) && !w.Excludes(v.ID) {
 			return sure
 		}
 	}

@@ -4,6 +4,7 @@ import (
 	"math"
 
 	"github.com/penstock/penstock/fleet"
+	"github.com/penstock/penstock/scorer"
 )
 
 // drainRate measures the token-work per second that leaves the router: for
@@ -133,12 +134,9 @@ func (p *Pool) retryAfter(now float64, t *Ticket, why Reason) float64 {
 	return wait
 }
 
-// unit makes a number from 0 to 1 of a counter (the finaliser of splitmix64).
+// unit makes a number from 0 to 1 of a counter.
 func unit(x uint64) float64 {
-	x *= 0x9e3779b97f4a7c15
-	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
-	x = (x ^ x>>27) * 0x94d049bb133111eb
-	return float64((x^x>>31)>>11) / (1 << 53)
+	return float64(scorer.Finalise(x*0x9e3779b97f4a7c15)>>11) / (1 << 53)
 }
 
 // learnWait compares what was forecast while t was the newest held request

@@ -52,9 +52,11 @@ func Names() []string {
 	return out
 }
 
-// mix is the finaliser of splitmix64: spreads a counter or hash over 64 bits.
-func mix(x uint64) uint64 {
-	x += 0x9e3779b97f4a7c15
+// mix spreads a counter or hash over 64 bits.
+func mix(x uint64) uint64 { return Finalise(x + 0x9e3779b97f4a7c15) }
+
+// Finalise is the finaliser of splitmix64.
+func Finalise(x uint64) uint64 {
 	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
 	x = (x ^ x>>27) * 0x94d049bb133111eb
 	return x ^ x>>31
