@@ -121,7 +121,7 @@ func ParseAnswer(k Kind, body []byte, models ...string) (a Answer) {
 	switch {
 	case i >= len(body):
 	case body[i] == '{':
-		end = s.eachMember(i+1, func(key []byte, v val) { r.take(body, key, v, &f) })
+		end = s.members(i+1, 1, func(key []byte, v val) { r.take(body, key, v, &f) })
 	default:
 		end = s.value(i, 0)
 	}

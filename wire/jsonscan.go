@@ -209,32 +209,12 @@ func (s *scanner) object(i, depth int) int {
 	if depth > maxDepth {
 		return s.fail(i-1, "nesting of at most 512 levels")
 	}
-	i = s.space(i)
-	if i < len(s.b) && s.b[i] == '}' {
-		return i + 1
-	}
-	for {
-		_, _, i = s.key(i)
-		if i < 0 {
-			return -1
-		}
-		if i = s.value(i, depth); i < 0 {
-			return -1
-		}
-		i = s.space(i)
-		if i >= len(s.b) || s.b[i] != ',' {
-			break
-		}
-		i = s.space(i + 1)
-	}
-	if i >= len(s.b) || s.b[i] != '}' {
-		return s.fail(i, "',' or '}'")
-	}
-	return i + 1
+	return s.members(i, depth, nil)
 }
 
-// eachMember is object for one at the top: it tells f of each member.
-func (s *scanner) eachMember(i int, f func(key []byte, v val)) int {
+// members scans an object from behind its '{', depth levels deep, and tells f,
+// if there is one, of each member.
+func (s *scanner) members(i, depth int, f func(key []byte, v val)) int {
 	i = s.space(i)
 	if i < len(s.b) && s.b[i] == '}' {
 		return i + 1
@@ -244,10 +224,12 @@ func (s *scanner) eachMember(i int, f func(key []byte, v val)) int {
 		if at < 0 {
 			return -1
 		}
-		if i = s.value(at, 1); i < 0 {
+		if i = s.value(at, depth); i < 0 {
 			return -1
 		}
-		f(s.b[start:end], val{at, i})
+		if f != nil {
+			f(s.b[start:end], val{at, i})
+		}
 		i = s.space(i)
 		if i >= len(s.b) || s.b[i] != ',' {
 			break
