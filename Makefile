@@ -31,7 +31,14 @@ vet: ## go vet
 	$(GO) vet ./...
 
 race: ## tests of the core rooms under the race detector (needs a C compiler)
-	CGO_ENABLED=1 $(GO) test -race -timeout 10m $(CORE)
+	CGO_ENABLED=1 $(GO) test -race -timeout 10m $(filter-out ./ring/...,$(CORE))
+	@# Go 1.26's runtime itself crashes now and then in a timer's channel inside a synctest bubble under -race
+	@# (runtime.(*timer).maybeRunChan): only that, without a failed test or a data race, is run once more.
+	@log=$$(mktemp); for try in 1 2; do \
+	  CGO_ENABLED=1 $(GO) test -race -timeout 10m ./ring/... >$$log 2>&1 && { cat $$log; rm -f $$log; exit 0; }; \
+	  cat $$log; \
+	  { grep -q '^SIGSEGV' $$log && grep -q maybeRunChan $$log && ! grep -qE -e '--- FAIL' -e 'DATA RACE' $$log; } || break; \
+	done; rm -f $$log; exit 1
 
 apptest: build ## black-box tests on the built binary, each public fault case included
 	PENSTOCK_BIN=$(CURDIR)/$(BIN) $(GO) test -count=1 -timeout 10m ./apptest/...
