@@ -83,7 +83,7 @@ func TestForgedReplayedAndForeignDatagramsChangeNothing(t *testing.T) {
 		defer closeAll(rs...)
 		var mu sync.Mutex
 		var heard [][]byte
-		net.taps = append(net.taps, func(from, to string, p []byte) {
+		net.tap(func(from, to string, p []byte) {
 			mu.Lock()
 			defer mu.Unlock()
 			if from == rs[1].addr && to == rs[0].addr {

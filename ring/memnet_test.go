@@ -77,6 +77,13 @@ func (n *memNet) set(loss float64, latency time.Duration) {
 	n.latency = func(*rand.Rand) time.Duration { return latency }
 }
 
+// tap lets f see every datagram that is sent from now on.
+func (n *memNet) tap(f func(from, to string, p []byte)) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.taps = append(n.taps, f)
+}
+
 // inject delivers a datagram as if it came from an address.
 func (n *memNet) inject(from, to string, p []byte) {
 	n.mu.Lock()
