@@ -113,20 +113,9 @@ func (f *flight) fail(e *wire.Error) {
 			extra = append(append(append(append(extra, name...), ": "...), value...), "\r\n"...)
 		})
 	}
-	if e.Status == http.StatusMethodNotAllowed {
-		extra = append(append(append(extra, "Allow: "...), f.allow()...), "\r\n"...)
-	}
 	s.b = e.AppendBody(s.b, f.req.kind)
 	f.reply(reply{status: e.Status, ctype: "application/json", headers: string(extra), body: s.b})
 	putScratch(s)
-}
-
-func (f *flight) allow() string {
-	switch f.req.kind {
-	case wire.KindNone, wire.KindModels:
-		return "GET, HEAD"
-	}
-	return f.req.kind.Method()
 }
 
 // outMode is how the body goes to the client.

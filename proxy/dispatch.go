@@ -81,17 +81,17 @@ func (f *flight) precheck() *wire.Error {
 		return wire.NewError(wire.CodeNotFound, "no such path; the README lists those of the API, such as /v1/chat/completions")
 	case q.service != nil:
 		if q.method == "" {
-			return methodNotAllowed()
+			return f.wrongMethod()
 		}
 	case q.kind == wire.KindNone || q.kind == wire.KindModels:
 		if q.method != "GET" && q.method != "HEAD" {
-			return methodNotAllowed()
+			return f.wrongMethod()
 		}
 		if q.kind == wire.KindNone {
 			return nil // health needs no credentials
 		}
 	case q.method != q.kind.Method():
-		return methodNotAllowed()
+		return f.wrongMethod()
 	}
 	if auth := f.p.opt.Auth; auth != nil {
 		id, e := auth(Credentials{Authorization: string(q.authorization), APIKey: string(q.apiKey), Tenant: string(q.tenant),

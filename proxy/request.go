@@ -80,7 +80,7 @@ func (f *flight) load(h *fasthttp.RequestHeader) *wire.Error {
 	case string(h.Protocol()) != "HTTP/1.1" && string(h.Protocol()) != "HTTP/1.0":
 		err = badRequest("HTTP version not supported; send HTTP/1.1")
 	case r.method == "CONNECT" || r.method == "TRACE":
-		err = methodNotAllowed()
+		err = f.wrongMethod()
 	case len(r.uri) == 0 || r.uri[0] != '/' || bytes.IndexByte(r.uri, '#') >= 0:
 		err = badRequest("the request target has to be a path")
 	}
@@ -89,10 +89,13 @@ func (f *flight) load(h *fasthttp.RequestHeader) *wire.Error {
 
 func badRequest(msg string) *wire.Error { return wire.NewError(wire.CodeInvalidRequest, "%s", msg) }
 
-func methodNotAllowed() *wire.Error {
-	e := wire.NewError(wire.CodeNotFound, "this path does not take this method")
-	e.Status = fasthttp.StatusMethodNotAllowed
-	return e
+// wrongMethod is a 404 too: the contract has one answer for all that is not
+// part of the API.
+func (f *flight) wrongMethod() *wire.Error {
+	if k := f.req.kind; k != wire.KindNone {
+		return wire.NewError(wire.CodeNotFound, "this path does not take this method; it takes %s", k.Method())
+	}
+	return wire.NewError(wire.CodeNotFound, "this method is not served here")
 }
 
 // loadHeaders walks the raw header block once: it refuses what could be read
