@@ -49,7 +49,7 @@ type ErrorEntry struct {
 // The one table. A repeat is recommended only where it can succeed: a full
 // queue or a missing dependency passes, a policy or a spent budget does not.
 var errorTable = []ErrorEntry{
-	{CodeInvalidRequest, 400, "invalid_request_error", "invalid_request_error", false, 0, false, "malformed JSON, missing model, wrong type"},
+	{CodeInvalidRequest, 400, "invalid_request_error", "invalid_request_error", false, 0, false, "malformed JSON, missing model, wrong type; with status 431 a head over limits.max_header, with 408 a request that did not come in time"},
 	{CodeContextLength, 400, "invalid_request_error", "invalid_request_error", false, 0, false, "no replica of the model could ever hold prompt + minimum output"},
 	{CodeInvalidAPIKey, 401, "authentication_error", "authentication_error", false, 0, false, "the API key was refused"},
 	{CodeInvalidToken, 401, "authentication_error", "authentication_error", false, 0, false, "the JWT was refused; a bad alg is refused without any network call"},
@@ -70,7 +70,7 @@ var errorTable = []ErrorEntry{
 	{CodeJWKSUnavailable, 503, "server_error", "api_error", false, 5, true, "no signing key was ever fetched"},
 	{CodeBudgetStoreUnavailable, 503, "server_error", "api_error", false, 5, true, "the shared budget store is unreachable: refused, not un-metered"},
 	{CodeServiceUnavailable, 503, "server_error", "api_error", false, 5, true, "the auxiliary service NAME is down"},
-	{CodeDeadlineExceeded, 504, "server_error", "api_error", false, 0, false, "the deadline passed"},
+	{CodeDeadlineExceeded, 504, "server_error", "api_error", false, 0, false, "the deadline passed; as an event when the answer had begun"},
 }
 
 // ErrorTable returns a copy of the error table, in the order of docs/errors.md.
