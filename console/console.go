@@ -180,7 +180,10 @@ func (h *handler) ready(w http.ResponseWriter, _ *http.Request) {
 	ok, body := h.Router.Ready()
 	w.Header().Set("Content-Type", "application/json")
 	if !ok {
-		w.Header().Set("Retry-After", "1")
+		hd := w.Header()
+		hd.Set("Retry-After", "1")
+		hd.Set("retry-after-ms", "1000")
+		hd.Set("x-should-retry", "true")
 		w.WriteHeader(http.StatusServiceUnavailable)
 	}
 	_, _ = w.Write(body)

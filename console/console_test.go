@@ -140,7 +140,7 @@ func TestNotReadyIs503(t *testing.T) {
 	f := sampleRouter()
 	f.ready = false
 	do := serve(t, f)
-	if status, h, _ := do("GET", "/readyz"); status != 503 || h.Get("Retry-After") == "" {
+	if status, h, _ := do("GET", "/readyz"); status != 503 || h.Get("Retry-After") == "" || h.Get("retry-after-ms") == "" || h.Get("x-should-retry") != "true" {
 		t.Errorf("%d %v", status, h)
 	}
 	if status, _, _ := do("GET", "/healthz"); status != 200 {
