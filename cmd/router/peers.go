@@ -21,6 +21,7 @@ import (
 	"github.com/penstock/penstock/fleet"
 	"github.com/penstock/penstock/proxy"
 	"github.com/penstock/penstock/ring"
+	"github.com/penstock/penstock/wire"
 )
 
 // home says where all routers send a new prefix: a consistent hash over the
@@ -247,7 +248,7 @@ func (a *app) peersAPI(w http.ResponseWriter, _ *http.Request) {
 	n := a.peers.Load()
 	if n == nil {
 		w.WriteHeader(http.StatusNotFound)
-		_, _ = io.WriteString(w, `{"error":{"code":"not_found","message":"this router has no peers configured"}}`+"\n")
+		_, _ = w.Write(wire.NewError(wire.CodeNotFound, "this router has no peers configured").AppendBody(nil, wire.KindNone))
 		return
 	}
 	s := n.Members()
@@ -305,6 +306,10 @@ func askPeers(ctx context.Context, admin string) (*ring.Status, error) {
 	defer resp.Body.Close()
 	if resp.StatusCode != http.StatusOK {
 		b, _ := io.ReadAll(io.LimitReader(resp.Body, 1000))
+		var e struct{ Error struct{ Message string } }
+		if json.Unmarshal(b, &e) == nil && e.Error.Message != "" {
+			return nil, errors.New(e.Error.Message)
+		}
 		return nil, fmt.Errorf("%s: %s", resp.Status, strings.TrimSpace(string(b)))
 	}
 	var s ring.Status

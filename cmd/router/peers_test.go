@@ -2,6 +2,8 @@ package main
 
 import (
 	"fmt"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
@@ -108,4 +110,14 @@ func TestRetryStormGoesRoundTheRouters(t *testing.T) {
 		time.Sleep(600 * time.Millisecond) // three rounds of gossip
 	}
 	t.Error("never refused as a storm")
+}
+
+func TestPeersOfARouterThatHasNone(t *testing.T) {
+	srv := httptest.NewServer(http.HandlerFunc((&app{}).peersAPI))
+	defer srv.Close()
+	var out, errs strings.Builder
+	code := showPeers(t.Context(), []string{"--admin", srv.URL}, &out, &errs)
+	if code != 1 || out.Len() > 0 || errs.String() != "penstock peers: this router has no peers configured\n" {
+		t.Errorf("%d %q %q", code, out.String(), errs.String())
+	}
 }
