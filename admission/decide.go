@@ -560,6 +560,7 @@ func (p *Pool) place(now float64, t *Ticket, i int) tryResult {
 	t.Decision = Decision{Verdict: Placed, Replica: v.ID, TTFT: pr.TTFT, ITL: pr.ITL, Own: pr.Own, Harm: pr.Harm, Hit: p.hits[i]}
 	work := max(pr.Queue, v.Profile.Front(t.Work.Prompt)) + pr.Prefill
 	t.plain = work/v.ScalePrefill + (pr.TTFT-v.Offset-work-pr.Wait)/v.ScaleDecode + plainFloor
+	t.stood = p.stood
 	p.charge(now, t, p.reps[i], &pr)
 	return tryPlaced
 }

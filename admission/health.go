@@ -61,7 +61,7 @@ func (p *Pool) tick(now float64) {
 // watch looks at a replica with work outstanding: whole answers whose prefill
 // must be over, and hangs.
 func (p *Pool) watch(now float64, r *replica, v *fleet.Replica) {
-	slow, patience := 0.0, 0.0
+	late, patience := 0, 0.0
 	for t := r.pend.head; t != nil; {
 		next := t.next
 		switch age := now - t.placedAt; {
@@ -70,8 +70,8 @@ func (p *Pool) watch(now float64, r *replica, v *fleet.Replica) {
 				p.started(now, t)
 			}
 		default:
-			if age > 1 {
-				slow = max(slow, age/t.plain)
+			if age > lateAge && p.lateYet(now, t) {
+				late++
 			}
 			patience = max(patience, t.ttft)
 		}
@@ -84,8 +84,8 @@ func (p *Pool) watch(now float64, r *replica, v *fleet.Replica) {
 		p.take(now, r, v, fleet.EvidenceStalled, 0)
 		return
 	}
-	if slow > 2*p.cfg.SlowRatio { // one late request proves less than a mean does
-		p.checkSlow(now, r, v, slow/2)
+	if late >= lateTogether && v.Health.Open() {
+		p.ejectSlow(now, r, v)
 	}
 }
 
@@ -171,7 +171,7 @@ func (p *Pool) take(now float64, r *replica, v *fleet.Replica, e fleet.Evidence,
 	case fleet.StateTrial, fleet.StateRamping:
 		r.revoke = false
 		r.sign = now
-		r.learn.plain, r.learn.plainN = 0, 0
+		r.learn.plain, r.learn.plainN, r.learn.lateRun, r.learn.slowRun = 0, 0, 0, 0
 	}
 }
 
@@ -215,60 +215,6 @@ func (p *Pool) revoke(t *Ticket, out []*Ticket) []*Ticket {
 	return append(out, t)
 }
 
-// checkSlow ejects a replica whose first tokens come much later, against what
-// the profile says, than the fleet's median, within the share of the fleet
-// that may be ejected for that.
-func (p *Pool) checkSlow(now float64, r *replica, v *fleet.Replica, ratio float64) {
-	if !v.Health.Open() || len(p.reps) < 2 {
-		return
-	}
-	if !p.muchSlower(r, ratio, p.cfg.SlowRatio) {
-		return
-	}
-	p.ejectSlow(now, r, v)
-}
-
-// ejectSlow ejects within the share of the fleet that slowness may eject.
-func (p *Pool) ejectSlow(now float64, r *replica, v *fleet.Replica) {
-	if mutant.On("no-latency") {
-		return
-	}
-	out := 0
-	for i := range p.reps {
-		if s := p.view.Replicas[i].Health.State; s == fleet.StateEjected || s == fleet.StateTrial {
-			out++
-		}
-	}
-	if allowed := max(1, int(p.cfg.MaxEjected*float64(len(p.reps)))); out >= allowed {
-		return
-	}
-	p.take(now, r, v, fleet.EvidenceSlow, 0)
-	// What it was ejected for is judged once: after its return only what it
-	// does then counts, or the memory of a cold start ejects it again.
-	r.learn.plain, r.learn.plainN, r.learn.obs = 0, 0, 0
-}
-
-// muchSlower tells whether ratio is factor times the median of the other
-// replicas. The median need not be known: it is enough that more than half of
-// the others are so much faster.
-func (p *Pool) muchSlower(r *replica, ratio, factor float64) bool {
-	others, faster := 0, 0
-	for i, o := range p.reps {
-		if o == r || o.learn.plainN < minCompare || p.view.Replicas[i].Health.State == fleet.StateEjected {
-			continue
-		}
-		others++
-		if math.Exp(o.learn.plain)*factor < ratio {
-			faster++
-		}
-	}
-	return others > 0 && 2*faster > others
-}
-
-// minCompare is how many first tokens a replica must have given before it is
-// compared with others.
-const minCompare = 5
-
 // otherLife is how long samples are believed about load that came by another
 // road, seconds.
 const otherLife = 2.0
@@ -287,20 +233,7 @@ func (p *Pool) Observe(now float64, id fleet.ID, s fleet.Sample) {
 		return
 	}
 	p.restarted(now, r, v, &old, &s)
-	moved := false
-	for k, c := range [3]float64{s.Steps, s.PromptTokens, s.OutputTokens} {
-		if c >= 0 && c != r.counters[k] {
-			moved = moved || r.counters[k] != 0 || c > 0 && old.At > 0
-			r.counters[k] = c
-		}
-	}
-	if moved {
-		r.moving = true
-		if now-r.sign > stoodStill && !r.drained && !r.gone && v.Health.Moved(now) {
-			p.dirty = true
-		}
-		r.sign = now
-	}
+	p.alive(now, r, v, &old, &s)
 	if kv := s.KVTokens; kv > 0 && (!r.sized || int(kv) != r.profile.KVTokens) {
 		r.sized = true
 		r.profile.KVTokens = int(kv)
@@ -321,6 +254,42 @@ func (p *Pool) Observe(now float64, id fleet.ID, s fleet.Sample) {
 // stoodStill is how long nothing may have moved at a replica, seconds, for its
 // moving again to count as a return: a working one moves at each scrape.
 const stoodStill = 2.0
+
+// alive sees by a good page that the replica works, and that one which had
+// stood still works again.
+func (p *Pool) alive(now float64, r *replica, v *fleet.Replica, old, s *fleet.Sample) {
+	moved := false
+	for k, c := range [3]float64{s.Steps, s.PromptTokens, s.OutputTokens} {
+		if c >= 0 && c != r.counters[k] {
+			moved = moved || r.counters[k] != 0 || c > 0 && old.At > 0
+			r.counters[k] = c
+		}
+	}
+	r.moving = r.moving || moved
+	still := now-r.sign > stoodStill
+	if moved {
+		r.sign = now
+	}
+	if !still || r.drained || r.gone || old.At == 0 || mutant.On("unseen-wake") {
+		return
+	}
+	h := &v.Health
+	// Requests that all were given up move no counter of an engine that wakes;
+	// but a front end that counts them itself says so at once when they are.
+	emptied := old.Running > 0 && s.Running == 0 && now-h.Since > stoodStill
+	if (moved || emptied) && h.Moved(now) || s.At-old.At > stoodStill && h.Returned(now) {
+		r.sign, p.dirty = now, true
+	}
+}
+
+// Stood takes note that the router itself has not run for so long, until now. What came late, or did not come, in such a
+// time says nothing of a replica.
+func (p *Pool) Stood(now, seconds float64) {
+	p.stood += seconds
+	for _, r := range p.reps {
+		r.sign = min(now, r.sign+seconds)
+	}
+}
 
 // restarted sees a new process behind the old address by counters that went
 // backwards.

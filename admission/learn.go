@@ -14,7 +14,9 @@ type learned struct {
 	logITL  float64
 	plain   float64 // running mean of log(observed / predicted with nothing learned), for comparing replicas
 	plainN  int
-	slowRun int     // first tokens in a row that came far too late, against the prediction and the fleet
+	lateRun int     // first tokens in a row that came far later than the fleet's and prove it (see proves)
+	slowRun int     // of those, the last ones in a row that came far later than predicted too
+	lateAt  float64 // when the last of them came
 	obs     float64 // running means, seconds
 	pred    float64
 	obsITL  float64
@@ -61,16 +63,9 @@ func (p *Pool) learnFirst(now float64, t *Ticket, v *fleet.Replica) {
 	l.logTTFT += g * (math.Log(ratio) - l.logTTFT)
 	l.obs += g * (observed - l.obs)
 	l.pred += g * (t.ttft - l.pred)
-	if t.plain > 0 {
-		l.plain += gain(l.plainN) * (math.Log(clampPlain(observed/t.plain)) - l.plain)
-		l.plainN++
-	}
 	l.n++
 	p.learnMargin(observed, t)
-	p.countSlow(now, t, v, observed)
-	if l.plainN >= minCompare && l.obs > minSlow && math.Exp(l.plain) > p.cfg.SlowRatio/2 {
-		p.checkSlow(now, t.rep, v, math.Exp(l.plain))
-	}
+	p.learnSlow(now, t, v)
 	if !t.rep.given {
 		v.Trust = min(1, float64(l.n)/(2*calibrated))
 	}
@@ -294,36 +289,6 @@ func (r *replica) actScale(now, common float64, s *logScale) float64 {
 	}
 	return clampScale(math.Exp(common + dev))
 }
-
-// minSlow is the mean time to the first token, seconds, under which no replica
-// is called slow.
-const minSlow = 0.1
-
-// slowRun is how many late first tokens in a row eject: the running mean takes
-// some 25 to believe in a sudden change, which at the few requests that a
-// slower replica still gets is ten seconds and more. So many in a row prove
-// more than a mean does: 3/5 of SlowRatio is enough.
-const (
-	slowRun   = 5
-	slowInRow = 0.6
-)
-
-// countSlow sees a replica that is slow from one moment to the next.
-func (p *Pool) countSlow(now float64, t *Ticket, v *fleet.Replica, observed float64) {
-	l := &t.rep.learn
-	// Against what was predicted, queue included: a full replica is not slow.
-	if observed < minSlow || observed < 2*t.ttft || t.plain <= 0 || !p.muchSlower(t.rep, observed/t.plain, slowInRow*p.cfg.SlowRatio) {
-		l.slowRun = 0
-		return
-	}
-	if l.slowRun++; l.slowRun >= slowRun && v.Health.Open() {
-		l.slowRun = 0
-		p.ejectSlow(now, t.rep, v)
-	}
-}
-
-// clampPlain bounds one observation of the comparison between replicas.
-func clampPlain(x float64) float64 { return max(1.0/64, min(64, x)) }
 
 // maxOffset bounds the learned offset, seconds.
 const maxOffset = 1.0

@@ -29,6 +29,7 @@ type replica struct {
 
 	sign      float64 // when it last showed that it works
 	good      float64 // when the latest request was placed that it began to answer
+	late      span    // from placement to first token, of the last one that came far later than predicted
 	counters  [3]float64
 	moving    bool // its counters have been seen to move
 	stale     bool // what predictions need of it has changed, see loadedOf
@@ -86,6 +87,7 @@ type Pool struct {
 	window    float64 // how long answers take from the first token on, seconds
 	crowd     float64 // requests at the replicas for each one that is this router's
 	nextScale float64
+	stood     float64   // how long the router itself stood still, in all, seconds
 	sorted    []float64 // scratch
 	stats     Stats
 }
@@ -400,8 +402,7 @@ func (p *Pool) First(now float64, t *Ticket) {
 		// Enough for a recovering replica; consecutive failures are forgotten
 		// only by a whole answer.
 		fails := v.Health.Fails
-		if v.Health.State == fleet.StateTrial && v.Health.Reason == fleet.EvidenceSlow && !t.Work.Whole &&
-			p.muchSlower(r, (now-t.placedAt)/t.plain, slowInRow*p.cfg.SlowRatio) {
+		if v.Health.State == fleet.StateTrial && v.Health.Reason == fleet.EvidenceSlow && !t.Work.Whole && p.slowAgain(now, t) {
 			p.take(now, r, v, fleet.EvidenceSlow, 0) // as slow as before
 		} else if v.Health.State != fleet.StateUp && v.Health.Apply(now, fleet.EvidenceOK, 0, &p.cfg.Health) {
 			p.dirty = true

@@ -31,6 +31,7 @@ const (
 	OpCleared
 	OpReconfigure
 	OpTold
+	OpStood
 )
 
 // Call is one call into a Pool: what it was told, and what it decided. It
@@ -56,6 +57,7 @@ type Call struct {
 	Blocks   []uint64
 	Config   Config
 	Print    uint64
+	Seconds  float64
 
 	// What it answered.
 	Decision Decision   // of Admit
@@ -149,6 +151,12 @@ func (r *Recorder) Done(now float64, t *Ticket, e End) {
 func (r *Recorder) Told(t *Ticket, print uint64) {
 	r.Pool.Told(t, print)
 	r.tell(&Call{Op: OpTold, Ticket: r.number(t), Print: print})
+}
+
+// Stood records Pool.Stood.
+func (r *Recorder) Stood(now, seconds float64) {
+	r.Pool.Stood(now, seconds)
+	r.tell(&Call{Op: OpStood, Now: now, Seconds: seconds})
 }
 
 // Leave records Pool.Leave.

@@ -27,6 +27,7 @@ type ticketState struct {
 	due        float64 // when a whole answer's prefill is supposed to be over
 	ttft       float64 // predicted
 	plain      float64 // predicted with the profile's coefficients, nothing learned
+	stood      float64 // how long the router itself had stood still by then, in all
 	queue      float64 // part of ttft: prefills ahead
 	prefill    float64 // part of ttft: its own prompt
 	itl        float64

@@ -28,6 +28,7 @@ func init() {
 		"no_state":       checkNoState,
 		"share":          checkShare,
 		"replica_saw":    checkReplicaSaw,
+		"cancelled":      checkCancelled,
 		"attempts_ratio": checkAttemptsRatio,
 		"accounts_zero":  checkAccountsZero,
 		"ttft_p95":       checkTTFT,
@@ -234,7 +235,16 @@ func checkMetric(r *record, e *Expect) (bool, string) {
 	if !found && e.Max == nil {
 		return false, e.series() + " is not on the page"
 	}
-	return inRange(e, v), fmt.Sprintf("%s = %g; wanted %s", e.series(), v, limits(e))
+	if inRange(e, v) {
+		return true, fmt.Sprintf("%s = %g; wanted %s", e.series(), v, limits(e))
+	}
+	var of []string // what it is made of, for whoever looks for the cause
+	for _, k := range sortedKeys(r.final) {
+		if base, _, _ := strings.Cut(k, "{"); base == e.Metric && base != k && r.final[k] != 0 {
+			of = append(of, fmt.Sprintf("%s = %g", strings.TrimPrefix(k, base), r.final[k]))
+		}
+	}
+	return false, fmt.Sprintf("%s = %g; wanted %s; on the page: %s", e.series(), v, limits(e), strings.Join(of, ", "))
 }
 
 // metric_reaches: the metric comes into [min, max] after `after`, within
@@ -359,6 +369,17 @@ func checkReplicaSaw(r *record, e *Expect) (bool, string) {
 	}
 	n := float64(a.requests())
 	return inRange(e, n), fmt.Sprintf("%s saw %g requests; wanted %s", e.Of, n, limits(e))
+}
+
+// cancelled: so many requests were left by the router while the replica still
+// had them, and it has none now: each abandoned connection was closed.
+func checkCancelled(r *record, e *Expect) (bool, string) {
+	a := r.st.replicas[e.Of]
+	if a == nil {
+		return false, "no replica " + e.Of
+	}
+	n := a.srv.Counts()
+	return n.Running == 0 && inRange(e, float64(n.Aborted)), fmt.Sprintf("%s saw %d requests cancelled and still has %d; wanted %s, and 0", e.Of, n.Aborted, n.Running, limits(e))
 }
 
 // attempts_ratio: requests at the replicas for each request of the clients.

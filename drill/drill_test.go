@@ -14,8 +14,9 @@ var matrix = []string{"replica-crash", "replica-crash-streaming", "replica-hang"
 	"metrics-gone", "router-overload", "tenant-burst", "otlp-down", "scraper-absent", "service-down", "config-broken", "tenant-bleed",
 	"tool-index-collision", "leaked-permit", "blocked-probe", "retry-storm", "model-substitution", "truncated-stream", "brownout-recovery", "recovery-flap",
 	"shared-domain", "untested-fallback", "stale-cache", "region-lost", "cold-scale-up", "client-storm-disconnect", "router-crash", "peer-partition",
-	// And three that it does not name: the alert of a recovery that does not come, and two ends of a real vLLM.
-	"recovery-stalled", "replica-abort", "engine-killed"}
+	// And some that it does not name: the alert of a recovery that does not come, two ends of a real vLLM, a hung
+	// replica that wakes, and a router that stands still.
+	"recovery-stalled", "replica-abort", "engine-killed", "replica-wakes", "router-stall"}
 
 func TestEveryRowOfTheMatrixIsADrill(t *testing.T) {
 	all, err := All()

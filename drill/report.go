@@ -62,7 +62,6 @@ func (rep *Report) judgeRefusal(st *stage) {
 }
 
 func (rep *Report) judge(rec *record) {
-	rep.OK = true
 	for i := range rec.st.sc.Expect {
 		e := &rec.st.sc.Expect[i]
 		ok, seen := checks[e.Check](rec, e)

@@ -89,9 +89,11 @@ func Run(ctx context.Context, sc *Scenario, o Options) *Report {
 		return rep
 	}
 	defer st.close()
+	rep.OK = true
 	if sc.Refused != "" {
-		rep.judgeRefusal(st)
-		return rep
+		if rep.judgeRefusal(st); rep.Err != "" || len(sc.Load) == 0 {
+			return rep
+		}
 	}
 	rec, err := play(ctx, st, rep)
 	if err != nil {

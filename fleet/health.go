@@ -71,6 +71,8 @@ type Health struct {
 	FailAt float64  // when the last failure was; 0 = it has answered a later request
 	Flaps  int      // ejections without a long good time between them
 
+	flaps [flapKinds]int // the same by kind of reason: each kind has its own back-off
+
 	ProbeFails int     // consecutive failed probes
 	Busies     int     // consecutive 429/503 windows
 	ProbeSeen  float64 // when a probe last answered anything but OK

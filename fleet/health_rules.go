@@ -47,8 +47,35 @@ func hard(e Evidence) bool {
 	return e == EvidenceRefused || e == EvidenceProbeRefused || e == EvidenceProbeFailed || e == EvidenceReset
 }
 
-// liftFlaps is how many ejections in a row a good probe may cut short; a
-// replica that flaps more often waits its time out.
+// A replica that was ejected for one kind of reason is not left alone for
+// longer because it was ejected for another kind before: that it was slow once
+// says nothing of how long it will be hung.
+const (
+	flapGone = iota // its process or connection
+	flapHung
+	flapBad // what it answered
+	flapSlow
+	flapKinds
+)
+
+func flapKind(e Evidence) int {
+	switch {
+	case hard(e):
+		return flapGone
+	case hung(e):
+		return flapHung
+	case e == EvidenceSlow:
+		return flapSlow
+	}
+	return flapBad
+}
+
+// hung tells evidence that nothing came from a replica which took requests.
+func hung(e Evidence) bool { return e == EvidenceStalled || e == EvidenceFirstTimeout }
+
+// liftFlaps is how many ejections in a row a good probe, or another sign that
+// does not prove that the engine works, may cut short; a replica that flaps more
+// often waits its time out.
 const liftFlaps = 3
 
 // Apply takes one piece of evidence. retryAfter is what a busy replica asked
@@ -89,7 +116,7 @@ func (h *Health) Apply(now float64, e Evidence, retryAfter float64, r *HealthRul
 		h.ProbeFails = 0
 		if h.State == StateEjected && hard(h.Reason) {
 			h.ProbeGood = now
-			if h.Flaps <= liftFlaps {
+			if h.flaps[flapGone] <= liftFlaps {
 				h.set(now, StateTrial, h.Reason)
 				return true
 			}
@@ -165,16 +192,20 @@ func (h *Health) eject(now float64, e Evidence, r *HealthRules) bool {
 	if h.State == StateDraining && e != EvidenceRefused && e != EvidenceProbeRefused && e != EvidenceProbeFailed {
 		return false // it said itself that it ends; streams that break belong to that
 	}
-	length := min(r.Eject*math.Pow(2, float64(min(h.Flaps, 16))), r.EjectMax)
+	kind := flapKind(e)
+	length := min(r.Eject*math.Pow(2, float64(min(h.flaps[kind], 16))), r.EjectMax)
 	if e == EvidenceSlow {
 		// It answers: to look again costs one late answer, and one that was only
 		// cold is well by then.
 		length = min(length, 2*r.Eject)
 	}
+	if h.State != StateDraining { // that end was announced
+		h.Flaps++
+		h.flaps[kind]++
+	}
 	h.set(now, StateEjected, e)
 	h.Until, h.Share = now+length, 0
 	h.Fails, h.Busies, h.ProbeGood = 0, 0, 0
-	h.Flaps++
 	return true
 }
 
@@ -184,7 +215,7 @@ func (h *Health) Tick(now float64, r *HealthRules) bool {
 	case StateUp:
 		h.Share = 1
 		if h.Flaps > 0 && now-h.Since >= r.Good {
-			h.Flaps = 0
+			h.Flaps, h.flaps = 0, [flapKinds]int{}
 		}
 	case StateRamping:
 		h.Share = min(1, r.RampFrom+(1-r.RampFrom)*max(0, now-h.Since)/r.Ramp)
@@ -230,17 +261,24 @@ func (h *Health) OneOnly(now float64) bool {
 	return h.State == StateTrial || h.State == StateBusy && now >= h.Until
 }
 
-// Moved takes note that the replica's own counters move again after they stood
-// still. A replica that was ejected because nothing came is alive again: it may
-// have a trial at once. A hung one's counters do not move, so this does not
-// shorten its ejection.
+// Moved takes note that the replica's engine works again after nothing of it
+// moved: its counters do, or its running requests have ended. A replica that was
+// ejected because nothing came, or came late, may have a trial at once. A hung
+// one's counters do not move, so this does not shorten its ejection.
 func (h *Health) Moved(now float64) bool {
-	if h.State != StateEjected || h.Reason != EvidenceStalled && h.Reason != EvidenceFirstTimeout {
+	if h.State != StateEjected || !hung(h.Reason) && h.Reason != EvidenceSlow {
 		return false
 	}
 	h.set(now, StateTrial, h.Reason)
 	h.Until = 0
 	return true
+}
+
+// Returned takes note that the replica's pages come again after none came. It
+// tells of the front end only: a replica whose pages come and go and that is
+// found hung each time waits its time out.
+func (h *Health) Returned(now float64) bool {
+	return h.flaps[flapHung] <= liftFlaps && h.Moved(now)
 }
 
 // doubtFor is how long a failure makes a replica a bad place for what has

@@ -150,9 +150,60 @@ func TestAThawedReplicaIsTriedAtOnce(t *testing.T) {
 // Whatever it did before: a slow replica is looked at again soon.
 func TestASlowReplicaIsLookedAtAgainSoon(t *testing.T) {
 	r, h := rules(), started(0)
-	h.Flaps = 6
+	h.flaps[flapSlow] = 6
 	h.Apply(10, EvidenceSlow, 0, r)
 	if h.State != StateEjected || h.Until > 10+2*r.Eject {
 		t.Errorf("%v until %v", h.State, h.Until)
+	}
+}
+
+// What it was ejected for before, of another kind, makes no ejection longer.
+func TestEachKindOfReasonHasItsOwnBackOff(t *testing.T) {
+	r, h := rules(), started(0)
+	h.Apply(1, EvidenceDraining, 0, r)
+	h.Apply(2, EvidenceProbeRefused, 0, r) // it ended, as it had said
+	h.Apply(10, EvidenceProbeOK, 0, r)
+	h.Apply(11, EvidenceOK, 0, r)
+	h.Apply(12, EvidenceSlow, 0, r)
+	h.Apply(13, EvidenceOK, 0, r)
+	h.Apply(14, EvidenceStalled, 0, r)
+	if h.State != StateEjected || h.Until != 14+r.Eject {
+		t.Errorf("hung for the first time, after a drain and a slow time: %v until %v", h.State, h.Until)
+	}
+	h.Tick(h.Until, r)
+	h.Apply(20, EvidenceStalled, 0, r)
+	if h.Until != 20+2*r.Eject {
+		t.Errorf("hung for the second time: out until %v", h.Until)
+	}
+	h.Tick(h.Until, r)
+	h.Apply(31, EvidenceRefused, 0, r)
+	if h.Until != 31+r.Eject {
+		t.Errorf("gone for the first time but for its announced end: out until %v", h.Until)
+	}
+}
+
+// A slow replica that stood still and moves again may be tried, and one whose
+// pages come and go while it hangs is not tried each time.
+func TestSignsOfLifeThatShortenAnEjection(t *testing.T) {
+	r, h := rules(), started(0)
+	h.Apply(10, EvidenceSlow, 0, r)
+	if !h.Moved(12) || !h.OneOnly(12) {
+		t.Errorf("slow, and it moves again: %v", h.State)
+	}
+	h = started(0)
+	tried := 0
+	for now := 10.0; now < 30; now++ {
+		h.Apply(now, EvidenceStalled, 0, r)
+		if h.Returned(now + 0.5) {
+			tried++
+		}
+	}
+	if tried == 0 || tried > liftFlaps {
+		t.Errorf("its pages came again 20 times while it hung: tried %d times", tried)
+	}
+	h = started(0)
+	h.Apply(10, EvidenceEngineDead, 0, r)
+	if h.Moved(12) || h.Returned(12) {
+		t.Error("a page brought a dead engine back")
 	}
 }

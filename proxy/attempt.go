@@ -131,9 +131,12 @@ func (f *flight) exchange(r *replica, u *upConn, by time.Time) (res result, repl
 	clean := false
 	defer func() { // also on a panic
 		f.detach()
-		if clean {
+		switch {
+		case clean:
 			r.put(u)
-		} else {
+		case mutant.On("abandoned-attempt"):
+			abandon(u)
+		default:
 			u.close()
 		}
 	}()

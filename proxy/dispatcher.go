@@ -8,6 +8,7 @@ import (
 
 	"github.com/penstock/penstock/admission"
 	"github.com/penstock/penstock/fleet"
+	"github.com/penstock/penstock/internal/mutant"
 )
 
 // pool is one admission core with its mutex, its replicas and the timer that
@@ -27,6 +28,7 @@ type pool struct {
 	scratch  []*admission.Ticket
 	timer    *time.Timer
 	wakeAt   float64 // when the timer fires; +Inf = not armed
+	stoodTo  float64 // until when the core knows that this process stood still
 	closed   bool
 
 	log  []DecisionRecord // ring
@@ -79,7 +81,7 @@ func (pl *pool) admit(f *flight) (d admission.Decision, r *replica) {
 	defer pl.mu.Unlock()
 	t := &f.ticket
 	t.User = f
-	now := pl.p.now()
+	now := pl.clock()
 	f.mu.Lock()
 	f.revoke = false
 	f.mu.Unlock()
@@ -114,7 +116,7 @@ func (pl *pool) admit(f *flight) (d admission.Decision, r *replica) {
 func (pl *pool) woken(f *flight) (d admission.Decision, r *replica, out bool) {
 	pl.mu.Lock()
 	defer pl.mu.Unlock()
-	now := pl.p.now()
+	now := pl.clock()
 	switch {
 	case f.decided:
 		d = f.ticket.Decision
@@ -154,7 +156,7 @@ func (pl *pool) release(f *flight, e admission.End) {
 	if f.placed {
 		f.placed = false
 		pl.exit(f)
-		now := pl.p.now()
+		now := pl.clock()
 		pl.core.Done(now, &f.ticket, e)
 		pl.advance(now)
 	}
@@ -165,7 +167,7 @@ func (pl *pool) release(f *flight, e admission.End) {
 func (pl *pool) first(f *flight, stream bool) {
 	pl.mu.Lock()
 	defer pl.mu.Unlock()
-	now := pl.p.now()
+	now := pl.clock()
 	if stream && f.logged > 0 && pl.logN-f.logged < uint64(len(pl.log)) {
 		e := &pl.log[(f.logged-1)%uint64(len(pl.log))]
 		e.Observed = now - e.At
@@ -178,7 +180,7 @@ func (pl *pool) progress(f *flight, tokens int) {
 	pl.mu.Lock()
 	defer pl.mu.Unlock()
 	f.shown.output = tokens
-	pl.core.Progress(pl.p.now(), &f.ticket, tokens)
+	pl.core.Progress(pl.clock(), &f.ticket, tokens)
 }
 
 // enter and exit keep the list of the flights that are held or placed. Under mu.
@@ -286,10 +288,27 @@ func (pl *pool) tick() {
 	if pl.closed {
 		return
 	}
-	now := pl.p.now()
+	now := pl.clock()
 	pl.wakeAt = math.Inf(1)
 	pl.waiting(now)
 	pl.advance(now)
+}
+
+// stoodLeast is how late the timer must be for this process to have stood
+// still, seconds.
+const stoodLeast = 0.03
+
+// clock is the time for a call into the core. The core hears first when this
+// process, or the whole machine, has stood still: the timer that is armed while
+// anything is under way should have fired by now. What replicas sent meanwhile
+// was there in time. Under mu.
+func (pl *pool) clock() float64 {
+	now := pl.p.now()
+	if now-pl.wakeAt > stoodLeast && !mutant.On("unseen-stall") {
+		pl.core.Stood(now, now-max(pl.wakeAt, pl.stoodTo))
+		pl.stoodTo = now
+	}
+	return now
 }
 
 // waiting tells the core that replicas live which are silent only since each

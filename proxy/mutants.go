@@ -1,6 +1,9 @@
 package proxy
 
-import "sync/atomic"
+import (
+	"sync"
+	"sync/atomic"
+)
 
 // bled is what the fault tenant-bleed keeps beyond its handler: another
 // request's body. Only a -tags mutant build ever fills it.
@@ -14,4 +17,19 @@ func bleed(body []byte) []byte {
 		return *old
 	}
 	return body
+}
+
+// abandoned is what the fault abandoned-attempt keeps: connections that nobody
+// closes, not even the garbage collector.
+var abandoned struct {
+	sync.Mutex
+	conns []*upConn
+}
+
+// abandon is the fault itself: the router goes on and leaves the connection of
+// its attempt as it is.
+func abandon(u *upConn) {
+	abandoned.Lock()
+	defer abandoned.Unlock()
+	abandoned.conns = append(abandoned.conns, u)
 }

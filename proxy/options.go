@@ -32,6 +32,7 @@ type Core interface {
 	Done(now float64, t *admission.Ticket, e admission.End)
 	Leave(now float64, t *admission.Ticket)
 	Told(t *admission.Ticket, print uint64)
+	Stood(now, seconds float64)
 	Observe(now float64, id fleet.ID, s fleet.Sample)
 	Evidence(now float64, id fleet.ID, e fleet.Evidence)
 	Advance(now float64, out []*admission.Ticket) []*admission.Ticket

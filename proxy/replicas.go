@@ -48,7 +48,7 @@ func (pl *pool) join(r *replica) {
 	for _, m := range s.Models {
 		ids = append(ids, pl.p.models.id(m))
 	}
-	now := pl.p.now()
+	now := pl.clock()
 	if s.Caps == 0 {
 		s.Caps = fleet.AbilityAll
 	}
@@ -114,7 +114,7 @@ func (p *Proxy) RemoveReplica(id fleet.ID) {
 	pl := r.pool
 	pl.mu.Lock()
 	delete(pl.replicas, id)
-	now := p.now()
+	now := pl.clock()
 	pl.core.Remove(now, id)
 	pl.advance(now)
 	pl.mu.Unlock()
@@ -147,7 +147,7 @@ func (p *Proxy) withCore(id fleet.ID, f func(c Core, now float64)) bool {
 	}
 	r.pool.mu.Lock()
 	defer r.pool.mu.Unlock()
-	now := p.now()
+	now := r.pool.clock()
 	f(r.pool.core, now)
 	r.pool.advance(now)
 	r.pool.metrics.count()
@@ -163,7 +163,7 @@ func (p *Proxy) WithCore(poolName string, f func(c Core, now float64)) bool {
 	}
 	pl.mu.Lock()
 	defer pl.mu.Unlock()
-	now := p.now()
+	now := pl.clock()
 	f(pl.core, now)
 	pl.advance(now)
 	return true

@@ -65,6 +65,8 @@ func (r *replay) call(c *admission.Call) (int, error) {
 		p.Done(c.Now, r.ticket(c.Ticket), c.End)
 	case admission.OpTold:
 		p.Told(r.ticket(c.Ticket), c.Print)
+	case admission.OpStood:
+		p.Stood(c.Now, c.Seconds)
 	case admission.OpLeave:
 		p.Leave(c.Now, r.ticket(c.Ticket))
 	case admission.OpObserve:
