@@ -39,7 +39,7 @@ func (f *flight) serve() {
 			continue
 		}
 		if c.paid {
-			f.p.metrics.failovers[c.last.evidence].Inc()
+			f.failedOver(c.last)
 			c.paid = false
 		}
 		f.predicted, f.replica = d.TTFT, r
@@ -52,12 +52,34 @@ func (f *flight) serve() {
 				c.last = f.attempt(r, &d)
 			}
 		}
-		f.release(c.last)
+		f.release(f.taught(c.last, f.p.now()-began, d.Own))
 		f.judgeResult(c.last)
 		if f.ended(&c) || !f.again(&c, d.Replica, began) {
 			return
 		}
 	}
+}
+
+// taught is r as the core is to learn of it. An answer that comes in one piece
+// begins when all of it is made: a rung whose time ended before the replica
+// could have made it says nothing of the replica.
+func (f *flight) taught(r result, took, predicted float64) result {
+	if r.evidence == fleet.EvidenceFirstTimeout && !f.body.Stream && f.rungLate() && took < f.p.opt.FirstTokenFactor*predicted {
+		r.evidence = fleet.EvidenceOK
+	}
+	return r
+}
+
+// failedOver counts that the request goes on elsewhere, by what was found of the
+// replica that it leaves.
+func (f *flight) failedOver(r result) {
+	e := r.evidence
+	if r.taken {
+		f.mu.Lock()
+		e = f.taken
+		f.mu.Unlock()
+	}
+	f.p.metrics.failovers[e].Inc()
 }
 
 // elsewhere decides where a request goes on for which one pool has no place.
@@ -91,7 +113,7 @@ func (f *flight) ended(c *course) bool {
 			f.cancelledWhile(phase(f.phase.Load()))
 			return true
 		}
-		c.last = result{kind: failed, evidence: fleet.EvidenceStalled}
+		c.last = result{kind: failed, evidence: fleet.EvidenceStalled, taken: true}
 		// The router itself took the attempt back from a replica that it
 		// holds for dead: like a refused connection, this does not use up
 		// what the request may still try.
@@ -127,7 +149,7 @@ func (f *flight) again(c *course, tried fleet.ID, began float64) bool {
 			return false
 		}
 		c.target, c.allowed = 0, max(c.allowed, f.attempts+1)
-		f.p.metrics.failovers[c.last.evidence].Inc()
+		f.failedOver(c.last)
 		return true
 	}
 	w.Exclude[w.Excluded] = tried

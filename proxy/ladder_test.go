@@ -244,6 +244,23 @@ func TestHangingTiersLeaveTheBudgetToTheNext(t *testing.T) {
 	g.settled()
 }
 
+// A route's budget that is too short for a whole answer of so many tokens says
+// nothing of the replica; a short answer that does not come does.
+func TestShortBudgetIsNoEvidenceAgainstAReplica(t *testing.T) {
+	r1 := newFakeReplica(t, func(c *fakeConn) { c.waitClose() })
+	g := climbRig(t, []*fakeReplica{r1}, nil, ladder.Route{Budget: 300 * time.Millisecond, Tiers: []ladder.Tier{poolTier("p", 0), staticTier(t)}})
+	for _, tc := range []struct {
+		tokens int
+		blamed bool
+	}{{100000, false}, {1, true}} {
+		disclosed(t, g.do(chat(strings.Replace(chatBody, `{`, fmt.Sprintf(`{"max_tokens":%d,`, tc.tokens), 1))), "2", "static", "primary_slow")
+		if h := g.replicas()[0].Health; (h.Fails > 0) != tc.blamed {
+			t.Errorf("%d tokens: %+v", tc.tokens, h)
+		}
+	}
+	g.settled()
+}
+
 func TestRegionFailsClosed(t *testing.T) {
 	r1, r2 := newFakeReplica(t, ok), newFakeReplica(t, ok)
 	g := climbRig(t, nil, []*fakeReplica{r2}, ladder.Route{Regions: 1, Tiers: []ladder.Tier{poolTier("p", 0), poolTier("s", 2)}})
