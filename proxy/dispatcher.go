@@ -256,10 +256,21 @@ func (pl *pool) advance(now float64) {
 	}
 	pl.scratch = pl.core.Revoked(pl.scratch[:0])
 	for i, t := range pl.scratch {
-		t.User.(*flight).revokeAttempt()
+		t.User.(*flight).revokeAttempt(pl.reasonOf(t.Decision.Replica))
 		pl.scratch[i] = nil
 	}
 	pl.rearm(now)
+}
+
+// reasonOf is why a replica is in the state that it is in. Under mu.
+func (pl *pool) reasonOf(id fleet.ID) fleet.Evidence {
+	reps := pl.core.View().Replicas
+	for i := range reps {
+		if reps[i].ID == id {
+			return reps[i].Health.Reason
+		}
+	}
+	return fleet.EvidenceStalled // it left meanwhile
 }
 
 // rearm sets the timer to when the core wants to be asked next. Under mu.

@@ -47,9 +47,10 @@ type flight struct {
 
 	mu     sync.Mutex
 	active bool
-	cause  cause   // greatest of those given, revocation apart
-	revoke bool    // of the present attempt
-	up     *upConn // what a cancel has to interrupt
+	cause  cause          // greatest of those given, revocation apart
+	revoke bool           // of the present attempt
+	taken  fleet.Evidence // why the last attempt was revoked
+	up     *upConn        // what a cancel has to interrupt
 	// stopDial ends a connecting under way.
 	stopDial context.CancelFunc
 
@@ -152,9 +153,9 @@ func (f *flight) cancel(c cause) {
 
 // revokeAttempt ends the present attempt only. Called under the pool's mutex,
 // which is what makes sure that the attempt is still the one meant.
-func (f *flight) revokeAttempt() {
+func (f *flight) revokeAttempt(why fleet.Evidence) {
 	f.mu.Lock()
-	f.revoke = true
+	f.revoke, f.taken = true, why
 	f.interrupt()
 	f.mu.Unlock()
 }

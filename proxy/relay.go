@@ -72,6 +72,7 @@ type result struct {
 	kind     resultKind
 	evidence fleet.Evidence
 	busyFor  float64 // what a busy replica asked for, seconds
+	taken    bool    // the router itself took the attempt back: flight.taken says why
 }
 
 type resultKind uint8
