@@ -230,13 +230,18 @@ func checkDisclosed(r *record, e *Expect) (bool, string) {
 		fmt.Sprintf("%d degraded answers, %d without full disclosure (the router counts %g); wanted %s", n, bad, counted, limits(e))
 }
 
+// metric: what the page says at the end; with before, by how much it had grown
+// by then.
 func checkMetric(r *record, e *Expect) (bool, string) {
 	v, found := sum(r.final, e.Metric, e.Labels)
+	if e.Before > 0 {
+		v = r.between(e.Metric, e.Labels, r.from(e), e.Before.S())
+	}
 	if !found && e.Max == nil {
 		return false, e.series() + " is not on the page"
 	}
 	if inRange(e, v) {
-		return true, fmt.Sprintf("%s = %g; wanted %s", e.series(), v, limits(e))
+		return true, fmt.Sprintf("%s%s = %g; wanted %s", e.series(), e.span(), v, limits(e))
 	}
 	var of []string // what it is made of, for whoever looks for the cause
 	for _, k := range sortedKeys(r.final) {
@@ -244,7 +249,7 @@ func checkMetric(r *record, e *Expect) (bool, string) {
 			of = append(of, fmt.Sprintf("%s = %g", strings.TrimPrefix(k, base), r.final[k]))
 		}
 	}
-	return false, fmt.Sprintf("%s = %g; wanted %s; on the page: %s", e.series(), v, limits(e), strings.Join(of, ", "))
+	return false, fmt.Sprintf("%s%s = %g; wanted %s; on the page at the end: %s", e.series(), e.span(), v, limits(e), strings.Join(of, ", "))
 }
 
 // metric_reaches: the metric comes into [min, max] after `after`, within

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/internal/fdio"
+	"github.com/penstock/penstock/internal/ownfault"
 )
 
 // Dialer opens a connection; net.Dialer.DialContext is one.
@@ -92,6 +93,9 @@ func (c *client) get(ctx context.Context, timeout time.Duration) (status int, bo
 	var lost *lostError
 	if reused && errors.As(err, &lost) && ctx.Err() == nil && !isTimeout(err) {
 		status, body, err = c.once(ctx, deadline)
+	}
+	if err != nil && isTimeout(err) {
+		err = ownfault.Timeout(err, deadline)
 	}
 	return status, body, err
 }

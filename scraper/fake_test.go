@@ -38,6 +38,25 @@ type fake struct {
 	asked  map[string][]time.Time
 	auth   string // last Authorization seen
 	conns  map[net.Conn]bool
+	late   time.Duration // so long after its deadline the router sees a time-out
+}
+
+// lateConn is a connection of a router that stands still when it should see a
+// time-out.
+type lateConn struct {
+	net.Conn
+	f *fake
+}
+
+func (c lateConn) Read(p []byte) (int, error) {
+	n, err := c.Conn.Read(p)
+	if isTimeout(err) {
+		c.f.mu.Lock()
+		by := c.f.late
+		c.f.mu.Unlock()
+		time.Sleep(by)
+	}
+	return n, err
 }
 
 func newFake() *fake {
@@ -141,7 +160,7 @@ func (w *world) dial(ctx context.Context, _, addr string) (net.Conn, error) {
 	a, b := net.Pipe()
 	f.conns[b] = true
 	go f.serve(b)
-	return a, nil
+	return lateConn{a, f}, nil
 }
 
 func newWorld(n int, change func(*Options)) *world {

@@ -171,6 +171,26 @@ func TestBlackHoledReplicaDelaysNobody(t *testing.T) {
 	}
 }
 
+// What a router that stood still did not see in time is not held against a
+// replica.
+func TestTimeoutOfARouterThatStoodStillIsNoEvidence(t *testing.T) {
+	for _, late := range []time.Duration{0, time.Second} {
+		run(t, 1, nil, func(t *testing.T, w *world) {
+			f := w.fakes[name(1)]
+			f.black["/metrics"], f.black["/health"], f.late = true, true, late
+			w.add(1)
+			time.Sleep(20 * time.Second)
+			es := w.seen(1, w.start)
+			for _, kind := range []fleet.Evidence{fleet.EvidenceScrapeFailed, fleet.EvidenceProbeFailed} {
+				if n := evidence(es, kind); (n > 0) != (late == 0) {
+					t.Errorf("time-outs seen %v late: told %d times of %v", late, n, kind)
+				}
+			}
+			f.set(func() { f.late = 0 })
+		})
+	}
+}
+
 func TestDeadReplicaIsProbedEagerlyAndReadAgainWhenBack(t *testing.T) {
 	run(t, 1, nil, func(t *testing.T, w *world) {
 		f := w.fakes[name(1)]
