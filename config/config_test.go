@@ -46,8 +46,11 @@ func TestEachMistakeIsNamedWithItsPlace(t *testing.T) {
 		{"list for text", "listen: [a]\n" + minimal, `p.yaml:1:listen: is a list, must be text`},
 		{"text for mapping", "scrape: fast\n" + minimal, `p.yaml:1:scrape: is the single value "fast", must be a mapping`},
 		{"no value", "listen:\n" + minimal, `p.yaml:1:listen: has no value`},
-		{"not YAML", "pools: [\n", `p.yaml:`},
-		{"tab", "pools:\n\t- a\n", `not YAML`},
+		{"not YAML", "pools: [\n", `p.yaml:2: not YAML`},
+		{"bracket not closed", "pools:\n  - name: p\n    replicas: {static: [\"http://a:1\"]\n    policy: work\n", `p.yaml:3: not YAML: did not find expected ',' or '}': look from this line on`},
+		{"wrong indentation", minimal + "   scrape: {interval: 1s}\n", `p.yaml:2: not YAML`},
+		{"tab", "pools:\n\t- a\n", `p.yaml:2: not YAML: found character that cannot start any token: indent with spaces`},
+		{"one port twice", minimal + "listen: \":9090\"\n", `p.yaml:1:admin: 127.0.0.1:9090 is the public listener's address too`},
 		{"two documents", minimal + "---\nlisten: \":1\"\n", `a second YAML document`},
 		{"merge key", "x: &x {a: 1}\n" + minimal, `unknown key`},
 		{"variable not set", "listen: \"${ADDR}\"\n" + minimal, `p.yaml:1:listen: environment variable ADDR is not set`},
@@ -120,6 +123,15 @@ func TestAllMistakesAreToldAtOnceInOrder(t *testing.T) {
 	for i := 1; i < len(errs); i++ {
 		if errs[i].Line < errs[i-1].Line {
 			t.Errorf("not in the file's order: %v", err)
+		}
+	}
+}
+
+func TestAFileThatIsNoMappingIsOneMistake(t *testing.T) {
+	for _, text := range []string{"- a\n- b\n", "just text\n"} {
+		_, err := load(t, text)
+		if err == nil || strings.Contains(err.Error(), "\n") || !strings.HasPrefix(err.Error(), "p.yaml:1: is ") || !strings.HasSuffix(err.Error(), ", must be a mapping") {
+			t.Errorf("%q: %v", text, err)
 		}
 	}
 }

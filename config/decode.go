@@ -85,18 +85,29 @@ func (d *decoder) document(data []byte, c *Config) {
 	} else if err.Error() != "EOF" {
 		d.syntax(err)
 	}
-	d.value(doc.Content[0], reflect.ValueOf(c).Elem(), "", "")
+	root := doc.Content[0]
+	d.value(root, reflect.ValueOf(c).Elem(), "", "")
+	d.broken = root.Kind != yaml.MappingNode
 }
 
 // syntax reports yaml's own error, whose text is "yaml: line N: what".
 func (d *decoder) syntax(err error) {
 	msg := strings.TrimPrefix(err.Error(), "yaml: ")
-	line := 0
+	line := 1 // yaml names no other first line
 	if rest, ok := strings.CutPrefix(msg, "line "); ok {
 		if num, what, ok := strings.Cut(rest, ": "); ok {
 			line, _ = strconv.Atoi(num)
 			msg = what
+			if strings.HasPrefix(what, "did not find expected") {
+				line++ // its parser counts from 0, its scanner from 1
+			}
 		}
+	}
+	if strings.HasPrefix(msg, "did not find expected") {
+		msg += ": look from this line on for indentation, brackets and quotes that do not match"
+	}
+	if strings.HasSuffix(msg, "cannot start any token") {
+		msg += ": indent with spaces, not tabs, and put a text that begins with @, % or ` in quotes"
 	}
 	d.broken = true
 	d.fail(line, "", "not YAML: %s", msg)

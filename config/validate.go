@@ -2,6 +2,7 @@ package config
 
 import (
 	"fmt"
+	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -21,17 +22,25 @@ type validator struct {
 }
 
 // line is that of key, or of the nearest thing around it that is in the file.
-func (v *validator) line(key string) int {
+func (c *Config) line(key string) int {
 	for {
-		if l := v.c.lines[key]; l > 0 {
+		if l := c.lines[key]; l > 0 {
 			return l
 		}
 		i := strings.LastIndexAny(key, ".[")
 		if i < 0 {
-			return v.c.lines[""]
+			return c.lines[""]
 		}
 		key = key[:i]
 	}
+}
+
+// Problem is one that shows only where the configuration is put to use.
+func (c *Config) Problem(key string, err error) Problem {
+	if c.File == "" {
+		return Problem{Source: "flags and environment", Key: key, Msg: err.Error()}
+	}
+	return Problem{Source: c.File, Line: c.line(key), Key: key, Msg: err.Error()}
 }
 
 func (v *validator) fail(key, format string, args ...any) {
@@ -39,14 +48,7 @@ func (v *validator) fail(key, format string, args ...any) {
 		return
 	}
 	v.bad[key] = true
-	p := Problem{Source: v.c.File, Line: v.line(key), Key: key, Msg: fmt.Sprintf(format, args...)}
-	if v.c.File == "" || v.c.lines[key] == 0 {
-		// Not from the file: name the flag or variable that may have set it.
-		if p.Line = v.line(key); v.c.File == "" {
-			p.Source, p.Line = "flags and environment", 0
-		}
-	}
-	v.errs = append(v.errs, p)
+	v.errs = append(v.errs, v.c.Problem(key, fmt.Errorf(format, args...)))
 }
 
 func (v *validator) warn(format string, args ...any) {
@@ -127,9 +129,17 @@ func (v *validator) addresses() {
 	}
 	if err := listenAddr(c.Admin); err != nil {
 		v.fail("admin", "%s, or off", err)
-	} else if c.Admin == c.Listen && !strings.HasSuffix(c.Admin, ":0") {
+	} else if samePort(c.Admin, c.Listen) {
 		v.fail("admin", "%s is the public listener's address too", c.Admin)
 	}
+}
+
+// samePort tells whether two addresses cannot be listened on at once.
+func samePort(a, b string) bool {
+	ha, pa, _ := net.SplitHostPort(a)
+	hb, pb, _ := net.SplitHostPort(b)
+	all := func(h string) bool { return h == "" || h == "0.0.0.0" || h == "::" }
+	return pa == pb && pa != "0" && (ha == hb || all(ha) || all(hb))
 }
 
 func (v *validator) oneOf(key, val string, known []string) {

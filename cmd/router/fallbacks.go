@@ -50,7 +50,7 @@ func validateFallbacks(ctx context.Context, args []string, stdout, stderr io.Wri
 	}
 	failed := 0
 	for _, v := range list {
-		passed, err := runValidation(ctx, cfg, v)
+		passed, err := runValidation(ctx, cfg, v.Validation)
 		if err != nil {
 			failed++
 			fmt.Fprintf(stdout, "FAILED  %s: %v\n", v.Key(), err)

@@ -13,6 +13,7 @@ import (
 	"github.com/penstock/penstock/bench/model"
 	"github.com/penstock/penstock/config"
 	"github.com/penstock/penstock/fleet"
+	"github.com/penstock/penstock/ring"
 	"github.com/penstock/penstock/scorer"
 )
 
@@ -146,9 +147,7 @@ func check(_ context.Context, args []string, stdout, stderr io.Writer) int {
 		fmt.Fprintln(stderr, "warning:", w)
 	}
 	if bad := untested(cfg, time.Now()); len(bad) > 0 {
-		for _, b := range bad {
-			fmt.Fprintf(stderr, "%s: %s\n", fs.Arg(0), b)
-		}
+		fmt.Fprintln(stderr, bad)
 		return 1
 	}
 	n := 0
@@ -170,13 +169,23 @@ func load(src config.Source) (*config.Config, error) {
 		ac := poolConfig(cfg, &cfg.Pools[i])
 		ac.Defaults()
 		if err := ac.Validate(); err != nil {
-			errs = append(errs, config.Problem{Source: cfg.File, Key: fmt.Sprintf("pools[%d]", i), Msg: err.Error()})
+			errs = append(errs, cfg.Problem(fmt.Sprintf("pools[%d]", i), err))
 		}
 	}
-	labels := newLabels(cfg)
 	for i := range cfg.Routes {
-		if _, err := routeOptions(cfg, &cfg.Routes[i], labels); err != nil {
-			errs = append(errs, config.Problem{Source: cfg.File, Key: fmt.Sprintf("routes[%d]", i), Msg: err.Error()})
+		for j := range cfg.Routes[i].Tiers {
+			if _, err := tierOptions(cfg, &cfg.Routes[i], j); err != nil {
+				errs = append(errs, cfg.Problem(fmt.Sprintf("routes[%d].tiers[%d]", i, j), err))
+			}
+		}
+	}
+	if p := cfg.Peers; p != nil {
+		data, err := os.ReadFile(p.KeyFile)
+		if err == nil {
+			_, err = ring.ParseKeys(data)
+		}
+		if err != nil {
+			errs = append(errs, cfg.Problem("peers.key_file", err))
 		}
 	}
 	if errs != nil {

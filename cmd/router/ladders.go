@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"slices"
@@ -91,7 +92,7 @@ func routeOptions(cfg *config.Config, r *config.Route, l *labels) (proxy.RouteOp
 	for j := range r.Tiers {
 		t, err := tierOptions(cfg, r, j)
 		if err != nil {
-			return o, err
+			return o, fmt.Errorf("route of %s: tier %d: %w", r.Model, j, err)
 		}
 		o.Tiers = append(o.Tiers, t)
 	}
@@ -116,12 +117,12 @@ func tierOptions(cfg *config.Config, r *config.Route, j int) (ladder.Tier, error
 	case c.Static != nil:
 		b, err := os.ReadFile(c.Static.File)
 		if err != nil {
-			return ladder.Tier{}, fmt.Errorf("routes: %s: static.file: %w", r.Model, err)
+			return ladder.Tier{}, fmt.Errorf("static.file: %w", err)
 		}
 		s, err := ladder.NewStatic(c.Static.File, b)
 		return ladder.Tier{Kind: ladder.KindStatic, Number: 2, Static: s}, err
 	}
-	return ladder.Tier{}, fmt.Errorf("routes: %s: tier %d is of no known kind", r.Model, j)
+	return ladder.Tier{}, errors.New("of no known kind")
 }
 
 // validationOf is what a smaller model's tier has to pass; one that declares
@@ -135,13 +136,19 @@ func validationOf(cfg *config.Config, r *config.Route, j int) *ladder.Validation
 	return v
 }
 
+// downgrade is a tier that needs a validation.
+type downgrade struct {
+	*ladder.Validation
+	key string // in the configuration
+}
+
 // downgrades lists the tiers of a configuration that need a validation.
-func downgrades(cfg *config.Config) (out []*ladder.Validation) {
+func downgrades(cfg *config.Config) (out []downgrade) {
 	for i := range cfg.Routes {
 		r := &cfg.Routes[i]
 		for j := range r.Tiers {
 			if r.Tiers[j].Pool != "" && !equivalent(cfg, r, j) {
-				out = append(out, validationOf(cfg, r, j))
+				out = append(out, downgrade{validationOf(cfg, r, j), fmt.Sprintf("routes[%d].tiers[%d]", i, j)})
 			}
 		}
 	}
@@ -149,21 +156,21 @@ func downgrades(cfg *config.Config) (out []*ladder.Validation) {
 }
 
 // untested names the tiers whose last good validation is too old or missing.
-func untested(cfg *config.Config, now time.Time) (problems []string) {
+func untested(cfg *config.Config, now time.Time) (problems config.Errors) {
 	list := downgrades(cfg)
 	if len(list) == 0 {
 		return nil
 	}
 	if cfg.StateDir == "" {
-		return []string{"state_dir: is required when a tier is a smaller model: it holds when each was last validated"}
+		return config.Errors{cfg.Problem("state_dir", fmt.Errorf("is required, since %s is a smaller model: it holds when each was last validated", list[0].key))}
 	}
 	rec, err := ladder.LoadRecord(ladder.RecordFile(cfg.StateDir))
 	if err != nil {
-		return []string{err.Error()}
+		return config.Errors{cfg.Problem("state_dir", err)}
 	}
 	for _, v := range list {
-		if !rec.Good(v, now) {
-			problems = append(problems, fmt.Sprintf("ERR_UNTESTED_COMPENSATION_REJECTED: route %s: pool %s (model %s) did not pass a validation within 24h; run penstock validate-fallbacks", v.Route, v.Pool, v.Model))
+		if !rec.Good(v.Validation, now) {
+			problems = append(problems, cfg.Problem(v.key, fmt.Errorf("ERR_UNTESTED_COMPENSATION_REJECTED: route %s: pool %s (model %s) did not pass a validation within 24h; run penstock validate-fallbacks", v.Route, v.Pool, v.Model)))
 		}
 	}
 	return problems

@@ -351,6 +351,10 @@ func TestCommandLine(t *testing.T) {
 	if err := os.WriteFile(good, []byte("pools: [{name: a, replicas: {static: [\"http://h:1\"]}}]\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
+	bad := filepath.Join(filepath.Dir(good), "bad.yaml") // what shows only when it is put to use
+	if err := os.WriteFile(bad, []byte("pools: [{name: a, replicas: {static: [\"http://h:1\"]}}]\nroutes:\n- {model: m, tiers: [{pool: a}, {static: {file: gone.json}}]}\npeers: {key_file: good.yaml}\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
 	for _, c := range []struct {
 		args   []string
 		status int
@@ -369,6 +373,8 @@ func TestCommandLine(t *testing.T) {
 		{[]string{"serve", "--replica", "h:1", "--model-alias", "x"}, 2, "write it as ALIAS=MODEL"},
 		{[]string{"check"}, 2, "usage: penstock check"},
 		{[]string{"check", "/nowhere.yaml"}, 1, "/nowhere.yaml: cannot read the configuration"},
+		{[]string{"check", bad}, 1, bad + ":3:routes[0].tiers[1]: static.file: open "},
+		{[]string{"check", bad}, 1, bad + ":4:peers.key_file: line 1: not base64"},
 		{[]string{"check", good}, 0, "good (1 pools, 1 static replicas, 1 classes)"},
 	} {
 		var out bytes.Buffer
