@@ -289,3 +289,35 @@ func TestAWokenReplicaIsTriedAtOnce(t *testing.T) {
 		}
 	}
 }
+
+// Requests that wait in a queue which the router did not know of are no reason
+// to take away from their replica what it works on.
+func TestTimeoutsAtAReplicaThatWorksAreNoFailures(t *testing.T) {
+	for _, works := range []bool{true, false} {
+		p := pool(t, Config{}, 2)
+		run := request(10)
+		p.Admit(1, run)
+		id := run.Decision.Replica
+		p.First(1.1, run)
+		var waits []*Ticket
+		for len(waits) < 4 {
+			a := request(10)
+			if p.Admit(1.2, a).Replica == id {
+				waits = append(waits, a)
+			}
+		}
+		now := 1.2
+		for k := 1; now < 4; k++ {
+			now += 0.5
+			if works {
+				p.Progress(now, run, 32*k)
+			}
+		}
+		for _, a := range waits {
+			p.Done(now, a, End{Outcome: Failed, Evidence: fleet.EvidenceFirstTimeout})
+		}
+		if open := p.View().Replicas[id-1].Health.Open(); open != works {
+			t.Errorf("replica works %v: in use %v after %d first tokens that did not come", works, open, len(waits))
+		}
+	}
+}
