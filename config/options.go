@@ -63,7 +63,7 @@ var Options = []Option{
 	{Path: "classes[].defer", Default: "false", Pending: true, Doc: "Requests that cannot be placed become durable jobs."},
 
 	{Path: "routes[].model", Doc: "The model or alias whose ladder this is."},
-	{Path: "routes[].budget", Default: "1s", Doc: "Time until an answer begins, whole ladder included."},
+	{Path: "routes[].budget", Default: "1s", Doc: "Time until an answer begins, whole ladder included. One that is no stream begins when all of it is made: for such clients it has to be as long as their answers take."},
 	{Path: "routes[].regions", Doc: "Regions (pools' label region) that may serve it; none = all."},
 	{Path: "routes[].degrade.first_byte_p95", Doc: "Also leave the first tier when the 95th percentile of the time to the first byte is over this."},
 	{Path: "routes[].degrade.fail_share", Default: "15%", Doc: "Leave the first tier when so many attempts fail, over window and at least 20 attempts."},
