@@ -14,6 +14,7 @@ import (
 	"github.com/penstock/penstock/bench/replica"
 	"github.com/penstock/penstock/config"
 	"github.com/penstock/penstock/fleet"
+	"github.com/penstock/penstock/internal/freeport"
 	"github.com/penstock/penstock/ladder"
 )
 
@@ -50,7 +51,7 @@ func smallReplica(t *testing.T) string {
 	if !ok {
 		t.Fatal("no profile")
 	}
-	addr := free(t)
+	addr := freeport.Addr(t)
 	r, err := replica.Start(replica.Options{Listen: addr, Profile: &p, Model: "small", Speed: 50})
 	if err != nil {
 		t.Fatal(err)

@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/bench/replica"
+	"github.com/penstock/penstock/internal/freeport"
 )
 
 // The test binary is the program itself when asked to be: processes are
@@ -57,20 +58,10 @@ type process struct {
 	done       chan struct{}
 }
 
-func free(t *testing.T) string {
-	t.Helper()
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer ln.Close()
-	return ln.Addr().String()
-}
-
 func startServe(t *testing.T, args ...string) *process {
 	t.Helper()
 	p := &process{t: t, done: make(chan struct{})}
-	api, admin := free(t), free(t)
+	api, admin := freeport.Addr(t), freeport.Addr(t)
 	p.api, p.admin = "http://"+api, "http://"+admin
 	p.cmd = exec.Command(os.Args[0], append([]string{"serve", "--listen", api, "--admin", admin, "--timeouts.drain_delay=0s"}, args...)...)
 	p.cmd.Env = append(os.Environ(), "PENSTOCK_TEST_MAIN=1")
@@ -161,7 +152,7 @@ func emulated(t *testing.T, listen string) *replica.Server {
 // Flags alone are enough, the replica may come later, and its models are
 // asked from it.
 func TestFlagsOnlyAndTheReplicaComesLater(t *testing.T) {
-	addr := free(t)
+	addr := freeport.Addr(t)
 	p := startServe(t, "--replica", addr, "--model-alias", "chat=m1", "--log-level", "debug")
 	p.until("it says that it waits", func() bool { return strings.Contains(p.log.String(), "waiting: a pool has no replica") })
 	if code, body := get(p.api + "/readyz"); code != 503 {
@@ -232,7 +223,7 @@ func TestPeers(t *testing.T) {
 	if err := os.WriteFile(key, []byte("MDEyMzQ1Njc4OWFiY2RlZg==\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	bindA, bindB := free(t), free(t)
+	bindA, bindB := freeport.Addr(t), freeport.Addr(t)
 	router := func(name, bind, join string) *process {
 		file := filepath.Join(t.TempDir(), "p.yaml")
 		text := fmt.Sprintf("pools: [{name: main, models: [m1], replicas: {static: [%q]}}]\npeers: {name: %s, bind: %q, join: [%q], key_file: %q}\n", s.URL(), name, bind, join, key)

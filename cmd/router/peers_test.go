@@ -12,6 +12,7 @@ import (
 
 	"github.com/penstock/penstock/admission"
 	"github.com/penstock/penstock/fleet"
+	"github.com/penstock/penstock/internal/freeport"
 )
 
 // Routers that know the same replicas, by IDs of their own and in another
@@ -73,7 +74,7 @@ func TestRetryStormGoesRoundTheRouters(t *testing.T) {
 	if err := os.WriteFile(key, []byte("MDEyMzQ1Njc4OWFiY2RlZg==\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	dead, bind := free(t), [2]string{free(t), free(t)}
+	dead, bind := freeport.Addr(t), [2]string{freeport.Addr(t), freeport.Addr(t)}
 	var routers [2]*process
 	for i := range routers {
 		file := filepath.Join(t.TempDir(), "p.yaml")
