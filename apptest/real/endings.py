@@ -92,26 +92,72 @@ def records(log_file):
                 pass
 
 
+class Whole(threading.Thread):
+    """One long answer in one piece: nobody has seen anything of it before its end."""
+
+    def __init__(self, port, model, n, max_tokens):
+        super().__init__(daemon=True)
+        self.port, self.replica, self.status, self.finish, self.tokens, self.broken = port, "", 0, None, 0, ""
+        self.body = json.dumps({"model": model, "max_tokens": max_tokens, "min_tokens": max_tokens, "ignore_eos": True,
+                                "messages": [{"role": "user", "content": f"whole {n}: tell me about files and modules in the library"}]})
+
+    def run(self):
+        try:
+            c = http.client.HTTPConnection("127.0.0.1", self.port, timeout=300)
+            c.request("POST", "/v1/chat/completions", self.body, {"Content-Type": "application/json"})
+            r = c.getresponse()
+            self.status, self.replica = r.status, r.getheader("x-penstock-replica") or ""
+            e = json.loads(r.read())
+            self.finish = (e.get("choices") or [{}])[0].get("finish_reason")
+            self.tokens = (e.get("usage") or {}).get("completion_tokens", 0)
+        except (OSError, http.client.HTTPException, ValueError) as e:
+            self.broken = f"{type(e).__name__}: {e}"
+
+    def good(self):
+        return self.status == 200 and self.finish == "length" and self.tokens > 0 and not self.broken
+
+
 def aborted(a):
     """SIGTERM without --shutdown-timeout, vLLM's default: whatever runs or waits
-    ends at once as 200 with finish_reason "abort"."""
+    ends at once as 200 with finish_reason "abort", queued streams as [DONE] alone.
+    Enough is sent that the replica has answers of which nobody has seen anything:
+    whole ones, and streams that wait behind its max_num_seqs."""
     port = a.PORTS[0]
-    a.restart(port, "--enable-auto-tool-choice --tool-call-parser hermes")
-    load = a.Load(clients=18, whole=0.6, max_tokens=96)  # mostly answers in one piece, of which nobody has seen anything yet
+    a.restart(port, "--enable-auto-tool-choice --tool-call-parser hermes --max-num-seqs 4")
+    warm = a.Load(clients=6)
     try:
-        time.sleep(3)
-        a.wait(lambda: a.metric("penstock_replica_requests_in_flight", f":{port}\"") >= 4, 90, "requests run at the replica")
-    except TimeoutError:
-        load.end()  # or it would disturb what comes next
-        raise
+        a.wait(lambda: a.state(port) == "up", 60, "the replica has its full share again")
+    finally:
+        warm.end()
     before = a.metric("penstock_failovers_total", 'reason="abort"')
+    wholes = [Whole(a.PUBLIC, a.MODEL, n, 120) for n in range(18)]
+    streams = [Stream(a.PUBLIC, a.MODEL, n, 60) for n in range(15)]
+    for w, s in zip(wholes, streams + [None] * 3):
+        w.start()
+        if s:
+            s.start()
+    # More than it runs at a time; and it works.
+    here = f":{port}\""
+    a.wait(lambda: a.metric("penstock_replica_requests_in_flight", here) >= 6 and any(s.content for s in streams), 90, "requests run and wait at the replica")
     pid, _ = a.pids(port)
+    begun = [s for s in streams if s.content]
+    over = sum(1 for w in wholes if w.finish)
     os.kill(pid, signal.SIGTERM)
-    a.say(f"replica {port}: SIGTERM, no --shutdown-timeout")
-    time.sleep(8)
-    load.end()
+    a.say(f"replica {port}: SIGTERM, no --shutdown-timeout; {a.metric('penstock_replica_requests_in_flight', here):.0f} requests there, "
+          f"{len(begun)} of {len(streams)} streams have begun, {over} of {len(wholes)} whole answers are over")
+    for t in wholes + streams:
+        t.join(300)
     moved = a.metric("penstock_failovers_total", 'reason="abort"') - before
     a.check('abort: answers that end as "abort" fail over', moved >= 1, f"{moved:.0f} failovers for abort")
-    load.report("abort")  # none of them may look like an answer: a finish of "abort" is a silent cut there
+    odd = [w for w in wholes if not w.good()]
+    a.check("abort: each whole answer is one", not odd, f"{len(wholes) - len(odd)} of {len(wholes)}, {len(wholes) - over} of them not over at the SIGTERM" +
+            (f"; first other: {odd[0].status} {odd[0].finish} {odd[0].broken}" if odd else ""))
+    good = [s for s in streams if s.done and s.finish == "length" and s.content]
+    cut = [s for s in streams if s.explicit() and s.content]  # one may have begun since it was looked at
+    odd = [s for s in streams if s not in good and s not in cut]
+    a.check('abort: each stream ends well, or had begun and ends in an explicit error; none as "abort"', not odd and len(good) > 0,
+            f"{len(good)} of {len(streams)} well, {sum(1 for s in good if s not in begun)} of {len(streams) - len(begun)} of those that had not begun at the SIGTERM, {len(cut)} cut" +
+            (f"; first other: error {odd[0].error}, done {odd[0].done}, finish {odd[0].finish}, {odd[0].broken}" if odd else ""))
+    a.wait(lambda: a.get(f"http://127.0.0.1:{port}/health")[0] == 0, 60, "the replica is gone")
     a.restart(port)
     a.back_in_use("abort", port)
