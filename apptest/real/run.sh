@@ -9,8 +9,8 @@
 #
 # Last runs, 30 November 2026, vLLM 0.32.0 on two cores that others used too, load 9 to 18; all checks of these faults held:
 #   kill, drain at c8709df  116 and 139 requests, 0 errors before an answer began; used again 4.8 and 5.1 s after the restart
-#   hang at 9750c82         222 requests, 0 errors before an answer began, 1 attempt from 10 to 20 s on; used again 2.6 s after it woke
-#   engine at 9750c82       4 of 4 streams end in an explicit error, each a 502 in metric and log; 151 requests after it, 0 errors
+#   hang at 4162573         222 requests, 0 errors before an answer began, 1 attempt from 10 to 20 s on; used again 2.6 s after it woke
+#   engine at 4162573       4 of 4 streams end in an explicit error, each a 502 in metric and log; 151 requests after it, 0 errors
 #   abort at 27771d4        12 failovers for "abort"; 18 of 18 whole answers and 14 of 14 streams that had not begun ended well
 #
 #   RV_SCRIPT  real_vllm.sh        (default: ../shared/tools/real_vllm.sh beside this repository)
