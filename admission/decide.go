@@ -375,11 +375,13 @@ type limits struct {
 	itl     float64 // +Inf = none
 	margin  float64 // factor on predictions of TTFT
 	steps   float64 // and what is added to them, in steps of the engine
+	slight  float64 // and what is taken off them before, see Pool.slight
 }
 
 func (p *Pool) limitsOf(now float64, w *fleet.Work) limits {
 	cl := &p.cfg.Classes[w.Class]
 	l := limits{ttft: cl.Objective.Limit(w.Prompt), itl: math.Inf(1), margin: math.Exp(p.margin), steps: p.late}
+	l.slight = p.slight(l.ttft)
 	if !cl.Patient {
 		l.elapsed = now - w.Arrived
 	}
@@ -400,7 +402,7 @@ const aloneSlack = 8
 // error of the prediction, which is measured (learnMargin): a factor, and some
 // steps of the engine, in which all work begins and ends.
 func (l *limits) spare(t float64, pr *scorer.Prediction) float64 {
-	return l.margin*t + l.steps*pr.ITL
+	return l.margin*(t-l.slight) + l.steps*pr.ITL
 }
 
 // over is by how much a prediction misses the limits, seconds of TTFT; ok
@@ -411,7 +413,7 @@ func (l *limits) over(v *fleet.Replica, s *scorer.Loaded, pr *scorer.Prediction)
 	alone := l.spare(pr.Alone, pr)
 	// By what an idle replica could do: one that is so full that nothing is in
 	// time there is no reason to fill it more.
-	lost := l.margin*pr.Idle > l.ttft
+	lost := l.margin*(pr.Idle-l.slight) > l.ttft
 	if lost {
 		over = max(0, pr.TTFT-(aloneSlack*pr.Alone-l.elapsed))
 	} else {
@@ -425,7 +427,7 @@ func (l *limits) over(v *fleet.Replica, s *scorer.Loaded, pr *scorer.Prediction)
 		return 0, s.Requests < float64(2*v.Profile.MaxSeqs), false
 	}
 	late = !lost && alone > l.ttft-l.elapsed
-	return over, over == 0 && (lost || pr.KVOver == 0 && pr.ITL <= l.itl), late
+	return over, over == 0 && (lost || pr.KVOver == 0 && pr.ITL*v.Pace <= l.itl), late
 }
 
 // choose picks among the candidates that take the request now; -1 when none

@@ -269,7 +269,7 @@ func (p *Pool) hold(now float64, t *Ticket) Decision {
 		return p.shedNow(now, t, ReasonCapacity)
 	}
 	lim := p.limitsOf(now, w)
-	alone := p.bestAlone(w)
+	alone := max(0, p.bestAlone(w)-lim.slight)
 	whole := lim.ttft
 	if alone > whole {
 		whole = aloneSlack * alone

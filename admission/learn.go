@@ -103,15 +103,34 @@ func (p *Pool) learnFirst(now float64, t *Ticket, v *fleet.Replica) {
 // nothing is placed too late. Both are common to all replicas, so they move no
 // choice, only how much is let in.
 func (p *Pool) learnMargin(observed float64, t *Ticket) {
-	p.margin = follow(p.margin, math.Log(observed/t.ttft), marginQuantile, marginStep, marginMin, marginMax)
 	cl := &p.cfg.Classes[t.Work.Class]
 	limit, held := cl.Objective.Limit(t.Work.Prompt), t.placedAt-t.Work.Arrived
-	if at := held + t.ttft; at < nearTTFT*limit || at > limit || cl.Patient || t.itl <= 0 || math.Abs(t.rep.learn.logTTFT) > trueTTFT {
+	expected := max(leastTTFT, t.ttft-p.slight(limit))
+	p.margin = follow(p.margin, math.Log(observed/expected), marginQuantile, marginStep, marginMin, marginMax)
+	if at := held + expected; at < nearTTFT*limit || at > limit || cl.Patient || t.itl <= 0 || math.Abs(t.rep.learn.logTTFT) > trueTTFT {
 		return // no close decision, one that was lost, or the scales have to learn first
 	}
 	early := limit - held - observed
 	p.late = follow(p.late, p.late+lateSpare-early/t.itl, lateQuantile, lateStep, lateMin, lateMax)
 }
+
+// slight is the part of the learned offset, seconds, that admission leaves to
+// its margin: all of it while it is small beside the objective. Told apart from
+// it, the same reserve lets in more of the dear prompts and sheds earlier, which
+// under overload was worse than an offset that nobody knows (docs/policies.md).
+func (p *Pool) slight(limit float64) float64 {
+	if p.cfg.NoLearn {
+		return 0
+	}
+	return p.offset * (1 - max(0, min(1, (p.offset/limit-slightFrom)/(slightFull-slightFrom))))
+}
+
+// An offset counts from slightFrom of the objective, and fully from slightFull.
+const (
+	slightFrom = 0.05
+	slightFull = 0.1
+	leastTTFT  = 0.001 // seconds
+)
 
 // follow moves a running quantile by one observation.
 func follow(q, x, quantile, step, least, most float64) float64 {
@@ -135,9 +154,16 @@ const (
 	lateMin      = 0.5 // steps
 	lateMax      = 4.0
 
-	marginQuantileITL = 0.99
+	marginQuantileITL = 0.997
 	marginStepITL     = 0.002
 	marginMaxITL      = 0.3 // 1.35
+
+	// paceMost bounds how much faster than its profile the fleet is taken to
+	// decode where scales do not act; it counts less from paceFrom on of what
+	// the margin for ITL has grown to, and no more from paceNone.
+	paceMost = 0.15
+	paceFrom = 0.1
+	paceNone = 0.2
 )
 
 // nearTTFT is the share of the TTFT objective from which a placement was a close
@@ -237,6 +263,7 @@ func (p *Pool) applyScales(now float64) {
 		v := &p.view.Replicas[i]
 		v.ScalePrefill = r.actScale(now, common, &r.learn.prefill)
 		v.ScaleDecode = r.actScale(now, commonD, &r.learn.decode)
+		v.Pace = r.pace(commonD, p.marginITL)
 		v.Offset, r.stale = p.offset, true
 	}
 }
@@ -290,6 +317,20 @@ func (r *replica) actScale(now, common float64, s *logScale) float64 {
 	return clampScale(math.Exp(common + dev))
 }
 
+// pace is the part of a faster fleet's common decode scale that is too small to
+// act in the choice. It acts in what is let in: prompts hide in the steps of a
+// full batch, so that a linear profile foresees longer gaps than there are, and
+// requests were held that could have gone. That the fleet is slower than its
+// profile shows in the margin; and where that has grown, gaps vary so much (short
+// answers in bursts) that their mean says little of the next one.
+func (r *replica) pace(common, margin float64) float64 {
+	if !r.given {
+		return 1 // it acts in full
+	}
+	counts := max(0, min(1, (paceNone-margin)/(paceNone-paceFrom)))
+	return math.Exp(counts * max(-paceMost, min(0, common-shrunk(common, commonFrom, commonFull))))
+}
+
 // maxOffset bounds the learned offset, seconds.
 const maxOffset = 1.0
 
@@ -323,10 +364,10 @@ func (p *Pool) learnEnd(now float64, t *Ticket, r *replica, v *fleet.Replica, e 
 	l.logITL += g * (math.Log(ratio) - l.logITL)
 	l.obsITL += g * (itl - l.obsITL)
 	l.predITL += g * (t.itl - l.predITL)
-	if t.itl > nearITL*p.cfg.Classes[w.Class].Objective.ITL*math.Exp(-p.marginITL) {
+	if expected := t.itl * v.Pace; expected > nearITL*p.cfg.Classes[w.Class].Objective.ITL*math.Exp(-p.marginITL) {
 		// Only where it was a close decision: while load rises from less, every
 		// answer is slower than was predicted when it began, and none too slow.
-		p.marginITL = follow(p.marginITL, math.Log(itl/t.itl), marginQuantileITL, marginStepITL, marginMin, marginMaxITL)
+		p.marginITL = follow(p.marginITL, math.Log(itl/expected), marginQuantileITL, marginStepITL, marginMin, marginMaxITL)
 	}
 	// Against the steps that the account says were possible meanwhile: what
 	// was predicted at placement is wrong as soon as the load changes. Of several

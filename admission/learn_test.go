@@ -46,3 +46,40 @@ func TestTheWindowFollowsTheAnswers(t *testing.T) {
 		t.Errorf("answers of ten minutes: a window of %v s", p.window)
 	}
 }
+
+// A fleet that decodes somewhat faster than its profile says takes more; it is
+// not taken for a faster one in the choice, and not where gaps vary much.
+func TestAFasterFleetTakesMore(t *testing.T) {
+	given := &replica{given: true}
+	if f := given.pace(-0.1, 0.05); math.Abs(math.Log(f)+0.1) > 1e-9 {
+		t.Errorf("a tenth faster: gaps are taken to be %v of the predicted", f)
+	}
+	for why, f := range map[string]float64{
+		"slower":               given.pace(0.1, 0.05),
+		"so far that it acts":  given.pace(-1, 0.05),
+		"gaps vary":            given.pace(-0.1, 0.25),
+		"it acts, for a guess": (&replica{}).pace(-0.1, 0.05),
+	} {
+		if f != 1 {
+			t.Errorf("%s: gaps are taken to be %v of the predicted", why, f)
+		}
+	}
+	if f := given.pace(-0.29, 0.05); f < math.Exp(-paceMost)-1e-9 {
+		t.Errorf("much faster, but less than acts: %v", f)
+	}
+}
+
+// A learned offset counts in admission when it matters beside the objective, and
+// is left to the margin before.
+func TestASmallOffsetIsLeftToTheMargin(t *testing.T) {
+	p := New(Config{})
+	for offset, want := range map[float64]float64{0.015: 0.015, 0.1: 0} {
+		p.offset = offset
+		if s := p.slight(0.5); math.Abs(s-want) > 1e-9 {
+			t.Errorf("%v s of 0.5 s: %v left to the margin", offset, s)
+		}
+	}
+	if p = New(Config{NoLearn: true}); p.slight(0.5) != 0 {
+		t.Error("nothing is learned, and something taken off")
+	}
+}

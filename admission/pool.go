@@ -108,7 +108,7 @@ func New(cfg Config) *Pool {
 	p.rates.init(len(p.cfg.Classes))
 	p.turns.init(len(p.cfg.Classes))
 	p.ctx.Par = cfg.Params
-	p.margin, p.late, p.marginITL = 0.14, 1.2, 0.1
+	p.margin, p.late, p.marginITL = 0.14, 1.2, 0.05
 	p.window, p.crowd = fleet.PrefillWindow, 1
 	p.ctx.View = &p.view
 	p.nextTick = math.Inf(-1)
@@ -147,7 +147,7 @@ func (p *Pool) Join(now float64, s ReplicaSpec) {
 	p.byID[s.ID] = r
 	p.view.Replicas = append(p.view.Replicas, fleet.Replica{
 		ID: s.ID, Name: s.Name, Models: s.Models, Caps: s.Caps, Region: s.Region, Domain: s.Domain,
-		ScalePrefill: 1, ScaleDecode: 1,
+		ScalePrefill: 1, ScaleDecode: 1, Pace: 1,
 	})
 	p.loaded = append(p.loaded, scorer.Loaded{})
 	v := &p.view.Replicas[r.i]

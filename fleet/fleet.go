@@ -156,6 +156,9 @@ type Replica struct {
 	// Learned factors over the profile's coefficients, 1 = as the profile says.
 	ScalePrefill float64
 	ScaleDecode  float64
+	// Pace is the factor on gaps between tokens, in what is let in only, by which
+	// the fleet decodes faster than ScaleDecode says; 1 = no faster.
+	Pace float64
 	// Offset is the learned time, seconds, that a first token takes beside the
 	// engine's work: network, HTTP front end, tokenisation.
 	Offset float64
