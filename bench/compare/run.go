@@ -60,6 +60,7 @@ type Cell struct {
 	// Behind is the goodput of the first policy (ours) less this one's, over
 	// the same seeds: over 0 = ours is better.
 	Behind Value
+	Diffs  []float64     // the same by seed
 	Runs   []*sim.Report `json:"-"`
 }
 
@@ -215,7 +216,7 @@ func (r *Row) summarise() {
 		for k := range c.Runs {
 			x[k] = r.Cells[0].Runs[k].Goodput - c.Runs[k].Goodput
 		}
-		c.Behind = mean(x)
+		c.Behind, c.Diffs = mean(x), x
 	}
 }
 
