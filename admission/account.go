@@ -56,7 +56,7 @@ func (r *replica) prefillFrom(now float64) float64 {
 // prefillBusy adds a prefill to the share of time that is spent on them.
 // Each prompt stands for those that others have sent meanwhile.
 func (p *Pool) prefillBusy(now float64, r *replica, v *fleet.Replica, seconds float64) {
-	v.PrefillShare = v.PrefillShare*math.Exp(-(now-r.busyAt)/p.window) + seconds*p.crowd/p.window
+	v.PrefillShare = v.PrefillShare*math.Exp(-(now-r.busyAt)/p.window) + seconds*r.crowd/p.window
 	v.Window = p.window
 	r.busyAt, r.stale = now, true
 }
@@ -72,18 +72,30 @@ func (p *Pool) loadedOf(i int) *scorer.Loaded {
 	return &p.loaded[i]
 }
 
-// countCrowd notes how many requests are with the replicas for each one that this
-// router sent: peers' and others' prompts are seen only as what waits now.
-func (p *Pool) countCrowd() {
-	own, all := 0, 0
-	for i := range p.view.Replicas {
+// countCrowd follows how many requests are with a replica for each one that this
+// router sent there: peers' and others' prompts are seen only as what waits now.
+// It is a mean over as long as answers take, and each replica's own: a router
+// that sends more than its share to one would take what it does there itself for
+// the half of it, that replica for a fast one, and send it more still.
+func (p *Pool) countCrowd(now float64) {
+	g := 1 - math.Exp(-(now-p.crowdAt)/p.window)
+	p.crowdAt = now
+	own, all := 0.0, 0.0
+	for i, r := range p.reps {
 		v := &p.view.Replicas[i]
-		own += v.Own.Requests
-		all += v.Own.Requests + v.Peers.Requests + v.Other.Requests
+		n := float64(v.Own.Requests)
+		r.own += g * (n - r.own)
+		r.all += g * (n + float64(v.Peers.Requests+v.Other.Requests) - r.all)
+		own += r.own
+		all += r.all
 	}
-	p.crowd = 1
+	crowd := 1.0
 	if own > 0 {
-		p.crowd = float64(all) / float64(own)
+		crowd = all / own
+	}
+	for _, r := range p.reps {
+		// Where it has next to nothing, as elsewhere.
+		r.crowd = max(1, (r.all+crowd)/(r.own+1))
 	}
 }
 

@@ -373,12 +373,21 @@ func TestStalePeersAreCorrected(t *testing.T) {
 	if v.Peers.Requests != 4 {
 		t.Fatalf("peers have %d", v.Peers.Requests)
 	}
-	a := request(100)
-	p.Admit(1.1, a)
-	if v.Peers.Requests != 6 { // each of the two is supposed to have done the same
-		t.Fatalf("after an own placement peers are supposed to have %d", v.Peers.Requests)
+	var sent []*Ticket
+	for n := 1; n <= 40; n++ {
+		a := request(100)
+		p.Admit(1.1, a)
+		sent = append(sent, a)
+		switch got := v.Peers.Requests; {
+		case n == 1 && got > 5: // one request says little of two others
+			t.Fatalf("after one own placement peers are supposed to have %d", got)
+		case n == 40 && (got < 4+70 || got > 4+80): // each of the two is supposed to have done the same
+			t.Fatalf("after 40 own placements peers are supposed to have %d", got)
+		}
 	}
-	p.Done(1.2, a, End{Outcome: Finished})
+	for _, a := range sent {
+		p.Done(1.2, a, End{Outcome: Finished})
+	}
 	p.Peers(1.3, "x", nil)
 	p.Peers(1.3, "y", nil)
 	if v.Peers != (fleet.Load{}) {

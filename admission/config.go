@@ -57,6 +57,7 @@ type Config struct {
 	MaxHeldWork  float64 // most token-work of them; default 0 = no bound
 	LookAhead    int     // held requests looked at, in order, in each band; default 32
 	WarmWait     float64 // longest wait for a warmer replica while another would do, seconds; default 0.005
+	PeerWait     float64 // the same while peers hold requests that may be warm there, at most; default 0.25
 
 	// TTFT objective by which requests are held (not shed) when none is given:
 	// generous, since nothing is known of what the users expect.
@@ -94,6 +95,7 @@ func (c *Config) Defaults() {
 	orDefault(&c.MaxHeldBytes, 256<<20)
 	orDefault(&c.LookAhead, 32)
 	orDefault(&c.WarmWait, 0.005)
+	orDefault(&c.PeerWait, 0.25)
 	orDefault(&c.SoftTTFT, 2)
 	orDefault(&c.SoftTTFTPer1k, 1)
 	orDefault(&c.HangAfter, 4)

@@ -481,7 +481,11 @@ func (p *Pool) choose(now float64, t *Ticket) (chosen int, late bool) {
 	if t.okAt == 0 {
 		t.okAt = now
 	}
-	if p.warmOnly || now-t.okAt < p.cfg.WarmWait && p.cfg.Classes[t.Work.Class].Wait != 0 {
+	t.patience = p.cfg.WarmWait
+	if p.loadedOf(fit).Requests > 0 { // an idle one nobody is to have for longer
+		t.patience = p.patience(int(t.Work.Class), lim.ttft)
+	}
+	if p.warmOnly || now-t.okAt < t.patience && p.cfg.Classes[t.Work.Class].Wait != 0 {
 		return -1, false
 	}
 	return fit, false

@@ -24,7 +24,7 @@ func (p *Pool) tick(now float64) {
 	p.nextTick = now + tickEvery
 	p.rates.roll(now)
 	p.applyScales(now)
-	p.countCrowd()
+	p.countCrowd(now)
 	in, next := false, -1
 	for i, r := range p.reps {
 		v := &p.view.Replicas[i]

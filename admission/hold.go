@@ -526,16 +526,16 @@ func (l *look) pass(list []*Ticket) {
 // replica.
 func (l *look) cold(list []*Ticket) {
 	for _, t := range list {
-		if l.placed < l.most && t.waited(l.now, l.p.cfg.WarmWait) {
+		if l.placed < l.most && t.waited(l.now) {
 			l.try(list, t)
 		}
 	}
 }
 
-// waited tells that a held ticket has waited so long for a warmer replica than
-// the one that would take it.
-func (t *Ticket) waited(now, wait float64) bool {
-	return t.phase == phaseHeld && t.okAt != 0 && now-t.okAt >= wait
+// waited tells that a held ticket has waited long enough for a warmer replica
+// than the one that would take it.
+func (t *Ticket) waited(now float64) bool {
+	return t.phase == phaseHeld && t.okAt != 0 && now-t.okAt >= t.patience
 }
 
 func (l *look) try(list []*Ticket, t *Ticket) {
@@ -555,10 +555,10 @@ func (l *look) try(list []*Ticket, t *Ticket) {
 			l.block, l.starving = p.keepFor(l.now, t), t
 		}
 		switch {
-		case t.waited(l.now, p.cfg.WarmWait):
+		case t.waited(l.now):
 			l.due = true
 		case t.okAt != 0:
-			p.nextLook = min(p.nextLook, t.okAt+p.cfg.WarmWait)
+			p.nextLook = min(p.nextLook, t.okAt+t.patience)
 		}
 	case tryLate:
 		p.shedHeld(l.now, t, ReasonCapacity)

@@ -1,6 +1,10 @@
 package admission
 
-import "github.com/penstock/penstock/fleet"
+import (
+	"math"
+
+	"github.com/penstock/penstock/fleet"
+)
 
 // peerLoad is one peer's account of a replica, and this router's own at the
 // moment that it came.
@@ -8,6 +12,8 @@ type peerLoad struct {
 	peer string
 	load fleet.Load
 	own  fleet.Load
+
+	placed uint64 // requests that this router had placed until then
 
 	before int // requests in the account before this one
 }
@@ -18,6 +24,9 @@ type peerLoad struct {
 func (p *Pool) Peers(now float64, peer string, loads map[fleet.ID]fleet.Load) {
 	p.tick(now)
 	p.dirty = true
+	if len(loads) == 0 {
+		p.forgetHeld(peer)
+	}
 	for i, r := range p.reps {
 		v := &p.view.Replicas[i]
 		at := -1
@@ -31,15 +40,15 @@ func (p *Pool) Peers(now float64, peer string, loads map[fleet.ID]fleet.Load) {
 			r.peers = append(r.peers[:at], r.peers[at+1:]...)
 		case len(loads) == 0:
 		case at >= 0:
-			r.peers[at] = peerLoad{peer, shareUnique(loads[r.spec.ID], v.Own), v.Own, r.peers[at].load.Requests}
+			r.peers[at] = peerLoad{peer, shareUnique(loads[r.spec.ID], v.Own), v.Own, p.stats.Placed, r.peers[at].load.Requests}
 		default:
-			r.peers = append(r.peers, peerLoad{peer, shareUnique(loads[r.spec.ID], v.Own), v.Own, 0})
+			r.peers = append(r.peers, peerLoad{peer, shareUnique(loads[r.spec.ID], v.Own), v.Own, p.stats.Placed, 0})
 		}
-		r.base = fleet.Load{}
+		r.said, r.then, r.placedThen = fleet.Load{}, fleet.Load{}, 0
 		for k := range r.peers {
-			r.base = add(r.base, r.peers[k].load, 1)
-			r.base = add(r.base, r.peers[k].own, -1)
-			r.base.LastFirst = max(r.base.LastFirst, r.peers[k].load.LastFirst)
+			r.said = r.said.Add(r.peers[k].load)
+			r.then = r.then.Add(r.peers[k].own)
+			r.placedThen += float64(r.peers[k].placed)
 		}
 		p.correctPeers(r, v)
 	}
@@ -57,19 +66,16 @@ func shareUnique(l, own fleet.Load) fleet.Load {
 	return l
 }
 
-func add(a, b fleet.Load, sign float64) fleet.Load {
-	a.Requests += int(sign) * b.Requests
-	a.Prefilling += int(sign) * b.Prefilling
-	a.PrefillTokens += sign * b.PrefillTokens
-	a.KVTokens += sign * b.KVTokens
-	a.OutTokens += sign * b.OutTokens
-	a.Unique += sign * b.Unique
-	return a
-}
+// oneOfMany is how many placements of this router since a peer's snapshot make
+// what it did a good sign of what the peer did.
+const oneOfMany = 4
 
 // correctPeers brings the peers' sum up to date: peers are supposed to have
 // done since their snapshot what this router did since then, else all routers
-// see the same stale gap and fill it together.
+// see the same stale gap and fill it together. What was one request here was
+// not one at each of seven peers, though: a router that has placed few since
+// then knows little by it, and would send the next prompt of a prefix away from
+// where it is warm.
 func (p *Pool) correctPeers(r *replica, v *fleet.Replica) {
 	r.stale = true
 	if len(r.peers) == 0 {
@@ -78,9 +84,21 @@ func (p *Pool) correctPeers(r *replica, v *fleet.Replica) {
 		}
 		return
 	}
-	l := add(r.base, v.Own, float64(len(r.peers)))
-	l.Requests, l.Prefilling = max(0, l.Requests), max(0, l.Prefilling)
-	l.PrefillTokens, l.KVTokens, l.OutTokens = max(0, l.PrefillTokens), max(0, l.KVTokens), max(0, l.OutTokens)
-	l.Unique = max(0, l.Unique)
-	v.Peers = l
+	n := float64(len(r.peers))
+	placed := float64(p.stats.Placed) - r.placedThen/n
+	sure := placed / (placed + oneOfMany)
+	like := func(said, then, now float64) float64 { return max(0, said+sure*(n*now-then)) }
+	count := func(said, then, now int) int {
+		return int(math.Round(like(float64(said), float64(then), float64(now))))
+	}
+	s, t, o := &r.said, &r.then, &v.Own
+	v.Peers = fleet.Load{
+		Requests:      count(s.Requests, t.Requests, o.Requests),
+		Prefilling:    count(s.Prefilling, t.Prefilling, o.Prefilling),
+		PrefillTokens: like(s.PrefillTokens, t.PrefillTokens, o.PrefillTokens),
+		KVTokens:      like(s.KVTokens, t.KVTokens, o.KVTokens),
+		OutTokens:     like(s.OutTokens, t.OutTokens, o.OutTokens),
+		Unique:        like(s.Unique, t.Unique, o.Unique),
+		LastFirst:     s.LastFirst,
+	}
 }

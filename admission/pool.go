@@ -23,6 +23,8 @@ type replica struct {
 	steps     float64    // decode steps that the profile allowed so far
 	stepsAt   float64
 	busyAt    float64 // when PrefillShare was brought up to date
+	own, all  float64 // running means of the requests here, this router's and all
+	crowd     float64 // of these, requests here for each one that is this router's
 	trials    int     // trial requests outstanding
 	lastTrial float64
 	nextWatch float64
@@ -39,8 +41,10 @@ type replica struct {
 	learn    learned
 	otherMin float64 // extra requests that the sample before showed
 
-	peers []peerLoad
-	base  fleet.Load // sum over peers of (their snapshot - own at it)
+	peers      []peerLoad
+	said       fleet.Load // sum of the peers' snapshots
+	then       fleet.Load // sum of this router's own accounts when they came
+	placedThen float64    // sum of peerLoad.placed
 }
 
 // Pool decides for one set of interchangeable replicas.
@@ -66,7 +70,10 @@ type Pool struct {
 	work    bool // policy is the default one
 	shadow  *scorer.Policy
 
-	held   heldQueue
+	held      heldQueue
+	peersHeld []peerHeld
+	elsewhere []int // requests that peers hold, of each class and those above it
+
 	models map[uint32]*modelStats
 	outs   map[outKey]*mean
 	prompt mean // tokens of the prompts placed here, for work that is seen only as a count
@@ -85,7 +92,7 @@ type Pool struct {
 	late      float64 // by how many steps first tokens come after the prediction at worst
 	marginITL float64 // the same of ITL
 	window    float64 // how long answers take from the first token on, seconds
-	crowd     float64 // requests at the replicas for each one that is this router's
+	crowdAt   float64 // when the replicas' crowd was brought up to date
 	nextScale float64
 	stood     float64   // how long the router itself stood still, in all, seconds
 	sorted    []float64 // scratch
@@ -105,11 +112,12 @@ func New(cfg Config) *Pool {
 		p.shadow = scorer.Find(cfg.Shadow)
 	}
 	p.held.init(&p.cfg)
+	p.elsewhere = make([]int, len(p.cfg.Classes))
 	p.rates.init(len(p.cfg.Classes))
 	p.turns.init(len(p.cfg.Classes))
 	p.ctx.Par = cfg.Params
 	p.margin, p.late, p.marginITL = 0.14, 1.2, 0.05
-	p.window, p.crowd = fleet.PrefillWindow, 1
+	p.window = fleet.PrefillWindow
 	p.ctx.View = &p.view
 	p.nextTick = math.Inf(-1)
 	p.nextLook = math.Inf(-1)
@@ -141,7 +149,7 @@ func (p *Pool) Join(now float64, s ReplicaSpec) {
 		}
 		return
 	}
-	r := &replica{spec: s, i: len(p.reps), sign: now, blockSize: p.cfg.BlockDefault}
+	r := &replica{spec: s, i: len(p.reps), sign: now, crowd: 1, blockSize: p.cfg.BlockDefault}
 	r.slot = p.takeSlot()
 	p.reps = append(p.reps, r)
 	p.byID[s.ID] = r
@@ -324,6 +332,7 @@ func (p *Pool) charge(now float64, t *Ticket, r *replica, pr *scorer.Prediction)
 	l.KVTokens += t.kv
 	l.Unique += t.unique
 	l.OutTokens += t.out
+	p.stats.Placed++
 	p.correctPeers(r, v)
 
 	r.pend.push(t)
@@ -335,7 +344,6 @@ func (p *Pool) charge(now float64, t *Ticket, r *replica, pr *scorer.Prediction)
 	p.prefillBusy(now, r, v, pr.Prefill)
 	p.enterBlocks(r, &t.Work)
 	p.hot.used(t.Work.Blocks, p.hot.shared, r.spec.ID)
-	p.stats.Placed++
 	p.stats.Classes[t.Work.Class].Placed++
 	work := p.tokenWork(&t.Work)
 	p.rates.left[t.Work.Class].add(now, work)

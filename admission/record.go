@@ -32,6 +32,7 @@ const (
 	OpReconfigure
 	OpTold
 	OpStood
+	OpPeerHeld
 )
 
 // Call is one call into a Pool: what it was told, and what it decided. It
@@ -54,6 +55,7 @@ type Call struct {
 	Peer     string
 	Loads    map[fleet.ID]fleet.Load
 	Hot      []HotPrefix
+	Held     []int
 	Blocks   []uint64
 	Config   Config
 	Print    uint64
@@ -187,6 +189,12 @@ func (r *Recorder) Peers(now float64, peer string, loads map[fleet.ID]fleet.Load
 func (r *Recorder) PeerHot(list []HotPrefix) {
 	r.Pool.PeerHot(list)
 	r.tell(&Call{Op: OpPeerHot, Hot: slices.Clone(list)})
+}
+
+// PeerHeld records Pool.PeerHeld.
+func (r *Recorder) PeerHeld(peer string, held []int) {
+	r.Pool.PeerHeld(peer, held)
+	r.tell(&Call{Op: OpPeerHeld, Peer: peer, Held: slices.Clone(held)})
 }
 
 // Advance records Pool.Advance.

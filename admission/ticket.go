@@ -50,6 +50,7 @@ type ticketState struct {
 	work     float64 // token-work
 	passed   int     // younger requests placed past it
 	okAt     float64 // since when some replica would have taken it while a warmer one was preferred; 0 = not
+	patience float64 // for how long it waits for the warmer one, from okAt on
 	toldAt   float64 // when a wait was forecast while this was the newest held one; 0 = never
 	told     float64 // and that wait, seconds, before its correction
 	turn     uint64  // of a shed one: the number of its turn; 0 = none

@@ -23,6 +23,7 @@ import (
 //	accounts: first last (buckets) entry...   entry = id:5 requests<<1|hint prefilling [prefill:2] kv:2 out:2 first:1 [state reason since]
 //	meta:     flags (1 = leaving) addrLen addr port:2 config:8 n {pool:4 requests attempts} m {request:8 repeats}
 //	hot:      {prefix:8 id:5}...
+//	held:     {pool:4 n held...}...   of pools that hold requests, by class
 const (
 	codecMagic   = 'P'
 	codecVersion = 1
@@ -30,6 +31,7 @@ const (
 	tagAccounts = 1
 	tagMeta     = 2
 	tagHot      = 3
+	tagHeld     = 4
 
 	// MaxDatagram is the most bytes in a UDP payload, all overhead included:
 	// it passes every path with the IPv6 minimum MTU of 1280 and, unlike
@@ -79,6 +81,8 @@ type message struct {
 	meta    meta
 	hasHot  bool
 	hot     hotSet
+	hasHeld bool
+	held    heldSet
 	names   map[string]string // interned router names
 }
 
@@ -148,7 +152,7 @@ func (r *reader) id() replicaID {
 // decode reads one datagram. What it accepts is well formed in every part; a
 // datagram that is not is refused as a whole.
 func (m *message) decode(p []byte) error {
-	m.ranges, m.hasMeta, m.hasHot = m.ranges[:0], false, false
+	m.ranges, m.hasMeta, m.hasHot, m.hasHeld = m.ranges[:0], false, false, false
 	r := reader{b: p}
 	if r.byte() != codecMagic || len(p) < 2 {
 		return errGarbage
@@ -189,6 +193,9 @@ func (m *message) section(tag byte, sec *reader) bool {
 	case tagHot:
 		m.hasHot = true
 		m.hot.decode(sec)
+	case tagHeld:
+		m.hasHeld = true
+		m.held.decode(sec)
 	default:
 		return true // of a newer router
 	}
@@ -297,5 +304,19 @@ func (h *hotSet) decode(r *reader) {
 	}
 	for len(r.b) > 0 && !r.bad {
 		h.list = append(h.list, wireHot{r.uint64(), r.id()})
+	}
+}
+
+func (h *heldSet) decode(r *reader) {
+	h.list = h.list[:0]
+	for len(r.b) > 0 && !r.bad {
+		w := wireHeld{pool: r.uint32(), classes: int(r.byte())}
+		if w.classes == 0 || w.classes > MaxHeldClasses || len(h.list) == MaxBudgets {
+			r.bad = true
+		}
+		for c := 0; c < w.classes && !r.bad; c++ {
+			w.count[c] = uint32(r.uvarint(maxCount))
+		}
+		h.list = append(h.list, w)
 	}
 }

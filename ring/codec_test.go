@@ -35,6 +35,13 @@ func randomSnapshot(rng *rand.Rand, n int, now float64) *Snapshot {
 	for range rng.IntN(MaxStorms + 3) {
 		s.Storms = append(s.Storms, Storm{rng.Uint64(), rng.IntN(100)})
 	}
+	for i := range rng.IntN(MaxBudgets + 3) {
+		h := Held{Pool: fmt.Sprint("pool", i)}
+		for range rng.IntN(MaxHeldClasses + 3) {
+			h.Count = append(h.Count, rng.IntN(2)*rng.IntN(20000))
+		}
+		s.Held = append(s.Held, h)
+	}
 	for i := range rng.IntN(MaxHot + 3) {
 		s.Hot = append(s.Hot, Hot{rng.Uint64(), fmt.Sprintf("10.0.0.%d:8000", i)})
 	}
@@ -108,10 +115,39 @@ func TestAccountSurvivesTheWireWhateverItsSize(t *testing.T) {
 		if total != seen {
 			t.Fatalf("%d entries, %d known", total, seen)
 		}
-		if compareMeta(&got.meta, &us.meta) != 0 || compareHot(got.hot.list, us.hot.list) != 0 {
-			t.Fatal("meta or hot prefixes changed on the way")
+		if compareMeta(&got.meta, &us.meta) != 0 || compareHot(got.hot.list, us.hot.list) != 0 || compareHeld(got.held.list, us.held.list) != 0 {
+			t.Fatal("meta, hot prefixes or held counts changed on the way")
 		}
+		checkHeld(t, snap.Held, &PeerView{held: got.held.list})
 	})
+}
+
+// checkHeld fails unless a view tells what was held: classes beyond those told
+// apart count in the last one.
+func checkHeld(t *testing.T, want []Held, got *PeerView) {
+	t.Helper()
+	told := 0
+	for _, h := range want {
+		sum := 0
+		for _, n := range h.Count {
+			sum += n
+		}
+		if sum == 0 {
+			continue
+		}
+		if told++; told > MaxBudgets {
+			return
+		}
+		count := got.Held(nil, h.Pool)
+		for c, n := range count {
+			if sum -= n; c < MaxHeldClasses-1 && n != h.Count[c] {
+				t.Fatalf("%s holds %v, told as %v", h.Pool, h.Count, count)
+			}
+		}
+		if sum != 0 {
+			t.Fatalf("%s holds %v, told as %v", h.Pool, h.Count, count)
+		}
+	}
 }
 
 func checkClose(t *testing.T, want, got Account) {

@@ -75,6 +75,8 @@ const sectionOverhead = 3
 func (e *encoder) round(h *header, r *routerState, withHot bool) {
 	e.begin(h)
 	e.section(tagMeta, r.meta.append)
+	e.make(h, sectionOverhead+len(r.held.list)*maxHeldSize)
+	e.section(tagHeld, r.held.append)
 	first := 0
 	for first < buckets {
 		e.make(h, sectionOverhead+2+r.buckets[first].size())
@@ -103,6 +105,7 @@ func (e *encoder) relay(r *routerState, now float64) {
 	}
 	note(r.meta.version)
 	note(r.hot.version)
+	note(r.held.version)
 	note(version{seq: r.seq})
 	for _, seq := range seqs {
 		h := header{router: r.name, epoch: r.epoch, seq: seq, interval: r.interval, age: now - r.madeOf(seq)}
@@ -113,6 +116,10 @@ func (e *encoder) relay(r *routerState, now float64) {
 		if r.hot.seq == seq {
 			e.make(&h, sectionOverhead+len(r.hot.list)*hotSize)
 			e.section(tagHot, r.hot.append)
+		}
+		if r.held.seq == seq {
+			e.make(&h, sectionOverhead+len(r.held.list)*maxHeldSize)
+			e.section(tagHeld, r.held.append)
 		}
 		for first := 0; first < buckets; {
 			if r.buckets[first].seq != seq {
@@ -138,6 +145,8 @@ func (r *routerState) madeOf(seq uint64) float64 {
 		return r.meta.made
 	case r.hot.seq:
 		return r.hot.made
+	case r.held.seq:
+		return r.held.made
 	}
 	return r.made
 }
@@ -232,6 +241,18 @@ func (h *hotSet) append(b []byte) []byte {
 		b = binary.BigEndian.AppendUint64(b, x.prefix)
 		id := uint64(x.replica)
 		b = append(b, byte(id>>32), byte(id>>24), byte(id>>16), byte(id>>8), byte(id))
+	}
+	return b
+}
+
+const maxHeldSize = 4 + 1 + 3*MaxHeldClasses
+
+func (h *heldSet) append(b []byte) []byte {
+	for _, w := range h.list {
+		b = append(binary.BigEndian.AppendUint32(b, w.pool), byte(w.classes))
+		for _, n := range w.count[:w.classes] {
+			b = binary.AppendUvarint(b, uint64(n))
+		}
 	}
 	return b
 }

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -95,6 +96,7 @@ func start(t *testing.T, net *memNet, i int, change func(o *Options)) *router {
 			s.Budgets = append(s.Budgets, r.snap.Budgets...)
 			s.Storms = append(s.Storms, r.snap.Storms...)
 			s.Hot = append(s.Hot, r.snap.Hot...)
+			s.Held = append(s.Held, r.snap.Held...)
 			s.ConfigHash = r.snap.ConfigHash
 		},
 		OnPeers: func(peers []PeerView) {
@@ -103,6 +105,7 @@ func start(t *testing.T, net *memNet, i int, change func(o *Options)) *router {
 			for _, v := range peers {
 				v.Loads = append([]Account(nil), v.Loads...)
 				v.Hot = append([]Hot(nil), v.Hot...)
+				v.held = append([]wireHeld(nil), v.held...)
 				r.views[v.Router] = v
 			}
 		},
@@ -361,6 +364,7 @@ func TestHintsBudgetsStormsAndHotPrefixesAreShared(t *testing.T) {
 			r.set(func(s *Snapshot) {
 				s.Budgets = []Budget{{"llama-70b", 100, 110}, {"other", 1, 1}}
 				s.Storms = []Storm{{42, 2}}
+				s.Held = []Held{{"llama-70b", []int{0, 3}}, {"other", []int{0}}}
 				s.Hot = []Hot{{77, "10.1.0.1:8000"}, {78, "not-known-here:1"}}
 			})
 		}
@@ -378,10 +382,26 @@ func TestHintsBudgetsStormsAndHotPrefixesAreShared(t *testing.T) {
 			v := rs[0].views["r2"]
 			return len(v.Hot) == 1 && v.Hot[0] == Hot{77, "10.1.0.1:8000"} && v.Loads[1].State == fleet.StateEjected && v.Loads[1].Reason == fleet.EvidenceRefused
 		})
+		held := func(pool string) []int {
+			rs[0].mu.Lock()
+			defer rs[0].mu.Unlock()
+			v := rs[0].views["r2"]
+			return v.Held(nil, pool)
+		}
+		if a, b := held("llama-70b"), held("other"); !slices.Equal(a, []int{0, 3}) || b != nil {
+			t.Errorf("r2 holds %v and %v of its pools, not [0 3] and nothing", a, b)
+		}
+		rs[2].set(func(s *Snapshot) { s.Held = nil })
+		within(t, time.Second, "what is held no more is told", func() bool {
+			rs[0].mu.Lock()
+			defer rs[0].mu.Unlock()
+			v := rs[0].views["r3"]
+			return v.Held(nil, "llama-70b") == nil
+		})
 		rs[1].Close()
 		within(t, 5*time.Second, "a lost router's counts are gone", func() bool {
 			req, _ := rs[0].PeerBudget("llama-70b")
-			return req == 100 && rs[0].PeerRepeats(42) == 2
+			return held("llama-70b") == nil && req == 100 && rs[0].PeerRepeats(42) == 2
 		})
 	})
 }

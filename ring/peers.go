@@ -27,6 +27,23 @@ type PeerView struct {
 	// has seen of a replica's health is a hint: never eject for it alone.
 	Loads []Account
 	Hot   []Hot // prefixes warm at replicas that this router knows
+
+	held []wireHeld
+}
+
+// Held appends how many requests of a pool the router holds, by class; none
+// when it holds nothing or its account does not count.
+func (v *PeerView) Held(dst []int, pool string) []int {
+	id := poolID(pool)
+	for i := range v.held {
+		if w := &v.held[i]; w.pool == id {
+			for _, n := range w.count[:w.classes] {
+				dst = append(dst, int(n))
+			}
+			break
+		}
+	}
+	return dst
 }
 
 type peerState uint8
@@ -330,12 +347,13 @@ func (t *table) views(dst []PeerView, now float64) []PeerView {
 			dst = append(dst, PeerView{})
 		}
 		v := &dst[len(dst)-1]
-		*v = PeerView{Router: name, Loads: v.Loads[:0], Hot: v.Hot[:0]}
+		*v = PeerView{Router: name, Loads: v.Loads[:0], Hot: v.Hot[:0], held: v.held[:0]}
 		r := t.state.routers[name]
 		switch p.state {
 		case peerFresh:
 			v.Age = now - r.made
 			t.fill(v, r, now)
+			v.held = append(v.held, r.held.list...)
 		case peerSilent:
 			v.Age = now - r.made
 			v.Assumed = true

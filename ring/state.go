@@ -19,6 +19,7 @@ type Snapshot struct {
 	Budgets    []Budget // per pool, the last 10 s; at most MaxBudgets are told
 	Storms     []Storm  // at most MaxStorms are told, those with most repeats
 	Hot        []Hot    // at most MaxHot are told, the first ones
+	Held       []Held   // per pool; at most MaxBudgets are told, of those that hold any
 }
 
 // Bounds of what one router tells.
@@ -26,11 +27,14 @@ const (
 	MaxBudgets = 16
 	MaxStorms  = 32
 	MaxHot     = 64
+	// MaxHeldClasses is how many classes of a pool are told apart; the last one
+	// stands for those below it too.
+	MaxHeldClasses = 8
 )
 
 // Reset empties s and keeps its memory.
 func (s *Snapshot) Reset() {
-	*s = Snapshot{Replicas: s.Replicas[:0], Budgets: s.Budgets[:0], Storms: s.Storms[:0], Hot: s.Hot[:0]}
+	*s = Snapshot{Replicas: s.Replicas[:0], Budgets: s.Budgets[:0], Storms: s.Storms[:0], Hot: s.Hot[:0], Held: s.Held[:0]}
 }
 
 // Account is one router's account of one replica, with what it has seen of
@@ -63,6 +67,13 @@ type Storm struct {
 type Hot struct {
 	Prefix  uint64
 	Replica string
+}
+
+// Held counts the requests that a pool holds, by class, the most important
+// first. Peers leave places to them.
+type Held struct {
+	Pool  string
+	Count []int
 }
 
 // replicaID is a replica's identity between routers: 40 bits of its name's
@@ -230,6 +241,37 @@ func compareHot(a, b []wireHot) int {
 	})
 }
 
+// heldSet is what a router holds, pools that hold nothing left out.
+type heldSet struct {
+	version
+	list []wireHeld
+}
+
+type wireHeld struct {
+	pool    uint32
+	classes int // in count
+	count   [MaxHeldClasses]uint32
+}
+
+// take adds what s says of one pool, unless it holds nothing.
+func (h *heldSet) take(s *Held) {
+	w, holds := wireHeld{pool: poolID(s.Pool), classes: min(len(s.Count), MaxHeldClasses)}, false
+	for c, n := range s.Count {
+		c = min(c, MaxHeldClasses-1)
+		w.count[c] = min(w.count[c]+clampCount(n), maxCount)
+		holds = holds || n > 0
+	}
+	if holds && len(h.list) < MaxBudgets {
+		h.list = append(h.list, w)
+	}
+}
+
+func compareHeld(a, b []wireHeld) int {
+	return slices.CompareFunc(a, b, func(a, b wireHeld) int {
+		return cmp.Or(cmp.Compare(a.pool, b.pool), cmp.Compare(a.classes, b.classes), slices.Compare(a.count[:], b.count[:]))
+	})
+}
+
 // routerState is all that one router has said, as known here: a set of
 // registers of which each keeps the newest word. A router that restarts has a
 // greater epoch, which voids all that was said in earlier ones.
@@ -242,6 +284,7 @@ type routerState struct {
 	buckets  [buckets]bucket
 	meta     meta
 	hot      hotSet
+	held     heldSet
 }
 
 // merge takes over what o knows better. It tells whether anything changed.
@@ -265,7 +308,8 @@ func (r *routerState) merge(o *routerState) bool {
 		changed = r.buckets[i].merge(&o.buckets[i]) || changed
 	}
 	changed = r.meta.merge(&o.meta) || changed
-	return r.hot.merge(&o.hot) || changed
+	changed = r.hot.merge(&o.hot) || changed
+	return r.held.merge(&o.held) || changed
 }
 
 func (b *bucket) merge(o *bucket) bool {
@@ -288,6 +332,14 @@ func (m *meta) merge(o *meta) bool {
 
 func (h *hotSet) merge(o *hotSet) bool {
 	if !h.newer(o.version, func() int { return compareHot(o.list, h.list) }) {
+		return false
+	}
+	h.list = append(h.list[:0], o.list...)
+	return true
+}
+
+func (h *heldSet) merge(o *heldSet) bool {
+	if !h.newer(o.version, func() int { return compareHeld(o.list, h.list) }) {
 		return false
 	}
 	h.list = append(h.list[:0], o.list...)
@@ -351,6 +403,10 @@ func (s *state) apply(m *message, made float64) bool {
 		m.hot.version = v
 		news = r.hot.merge(&m.hot) || news
 	}
+	if m.hasHeld {
+		m.held.version = v
+		news = r.held.merge(&m.held) || news
+	}
 	return news
 }
 
@@ -407,6 +463,10 @@ func (r *routerState) own(s *Snapshot, now float64) {
 	}
 	for i := range r.meta.storms {
 		r.meta.storms[i].Repeats = int(clampCount(r.meta.storms[i].Repeats))
+	}
+	r.held.version, r.held.list = v, r.held.list[:0]
+	for i := range s.Held {
+		r.held.take(&s.Held[i])
 	}
 	r.hot.version = v
 	r.hot.list = r.hot.list[:0]

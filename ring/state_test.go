@@ -35,6 +35,9 @@ func checkSame(t testing.TB, a, b *state) {
 		if o.hot.seq != r.hot.seq || compareHot(o.hot.list, r.hot.list) != 0 {
 			t.Fatalf("router %s: hot prefixes differ", name)
 		}
+		if o.held.seq != r.held.seq || compareHeld(o.held.list, r.held.list) != 0 {
+			t.Fatalf("router %s: held counts differ", name)
+		}
 	}
 }
 
@@ -66,6 +69,9 @@ func drawState(t *rapid.T, label string) *state {
 		if m.hasHot = rapid.Bool().Draw(t, "hot"); m.hasHot {
 			m.hot.list = []wireHot{{rapid.Uint64Range(1, 2).Draw(t, "prefix"), 1}}
 		}
+		if m.hasHeld = rapid.Bool().Draw(t, "held"); m.hasHeld {
+			m.held.list = []wireHeld{{1, 1, [MaxHeldClasses]uint32{rapid.Uint32Range(1, 2).Draw(t, "count")}}}
+		}
 		s.apply(&m, float64(rapid.IntRange(1, 3).Draw(t, "made")))
 	}
 	return s
@@ -89,7 +95,7 @@ func same(t *rapid.T, law string, a, b *state) {
 func dump(s *state) []string {
 	var out []string
 	for name, r := range s.routers {
-		out = append(out, fmt.Sprint(name, r.epoch, r.seq, r.made, r.interval, r.meta, r.hot))
+		out = append(out, fmt.Sprint(name, r.epoch, r.seq, r.made, r.interval, r.meta, r.hot, r.held))
 		for i := range r.buckets {
 			if r.buckets[i].seq != 0 {
 				out = append(out, fmt.Sprint(name, i, r.buckets[i]))

@@ -24,6 +24,7 @@ type Member struct {
 	ConfigHash uint64  `json:"config_hash"`
 	Drift      bool    `json:"drift"` // its configuration is another
 	Unknown    int     `json:"unknown_replicas"`
+	Held       int     `json:"held"` // requests in its queues
 	// Loads has the replicas with load or a hint only.
 	Loads []MemberLoad `json:"loads,omitempty"`
 }
@@ -76,6 +77,7 @@ func (t *table) status(now float64, withLoads bool) Status {
 			if p.state == peerFresh {
 				m.Drift = m.ConfigHash != 0 && s.ConfigHash != 0 && m.ConfigHash != s.ConfigHash
 				m.Unknown = t.describe(&m, r, withLoads)
+				m.Held = r.held.total()
 			}
 		}
 		switch p.state {
@@ -115,6 +117,15 @@ func (t *table) describe(m *Member, r *routerState, withLoads bool) (unknown int
 	return unknown
 }
 
+func (h *heldSet) total() (sum int) {
+	for i := range h.list {
+		for _, n := range h.list[i].count {
+			sum += int(n)
+		}
+	}
+	return sum
+}
+
 func memberLoad(a Account) MemberLoad {
 	l := MemberLoad{Replica: a.Name, Requests: a.Load.Requests, Prefilling: a.Load.Prefilling, PrefillTokens: a.Load.PrefillTokens,
 		KVTokens: a.Load.KVTokens, OutTokens: a.Load.OutTokens, State: a.State.String()}
@@ -129,7 +140,7 @@ func (s *Status) Write(w io.Writer) error {
 	fmt.Fprintf(w, "router %s at %s, configuration %016x, one round per %.2f s\n", s.Self, s.Addr, s.ConfigHash, s.Interval)
 	fmt.Fprintf(w, "knows the accounts of %d of %d routers, itself included (share %.2f)\n\n", 1+s.Fresh, s.Routers, s.Share)
 	t := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
-	fmt.Fprintln(t, "ROUTER\tADDRESS\tSTATE\tHEARD\tAGE\tCONFIGURATION\tREQUESTS\tPREFILL TOKENS\tKV TOKENS\tREPLICAS")
+	fmt.Fprintln(t, "ROUTER\tADDRESS\tSTATE\tHEARD\tAGE\tCONFIGURATION\tREQUESTS\tHELD\tPREFILL TOKENS\tKV TOKENS\tREPLICAS")
 	for i := range s.Members {
 		m := &s.Members[i]
 		config, heard, age := fmt.Sprintf("%016x", m.ConfigHash), "never", "-"
@@ -146,7 +157,7 @@ func (s *Status) Write(w io.Writer) error {
 			prefill += l.PrefillTokens
 			kv += l.KVTokens
 		}
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%d\t%.0f\t%.0f\t%d\n", m.Router, m.Addr, m.State, heard, age, config, requests, prefill, kv, len(m.Loads))
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%d\t%d\t%.0f\t%.0f\t%d\n", m.Router, m.Addr, m.State, heard, age, config, requests, m.Held, prefill, kv, len(m.Loads))
 	}
 	return t.Flush()
 }

@@ -15,6 +15,7 @@ type words struct {
 	left int // receivers that have not had it
 	own  []fleet.Load
 	hot  []admission.HotPrefix
+	held []int
 }
 
 // peerWords is what a router knows of another one.
@@ -50,7 +51,7 @@ func (s *simulation) ownLoads(r *router, into []fleet.Load) []fleet.Load {
 func (s *simulation) tell(r *router) {
 	s.push(s.now+s.GossipEvery*(0.9+0.2*s.rng.Float64()), occGossip, r.i, 0, nil)
 	s.remember(r)
-	w := &words{from: r.i, made: s.now, left: len(s.routers) - 1, own: slices.Clone(r.own)}
+	w := &words{from: r.i, made: s.now, left: len(s.routers) - 1, own: slices.Clone(r.own), held: r.pool.Held(nil)}
 	if r.rounds++; r.rounds%hotEvery == 0 && !s.NoHot {
 		w.hot = r.pool.Hot(nil)
 	}
@@ -95,6 +96,7 @@ func (s *simulation) hear(r *router, key int) {
 			}
 			return w.own[i]
 		})
+		r.pool.PeerHeld(routerName(w.from), w.held)
 		s.settle(r)
 	}
 	for len(s.onWay) > 0 && s.onWay[0].left == 0 {
@@ -106,6 +108,7 @@ func (s *simulation) hear(r *router, key int) {
 // one, for a while at least what it had.
 func (s *simulation) silent(r *router, peer int, since float64) {
 	had := r.peers[peer].own
+	r.pool.PeerHeld(routerName(peer), nil)
 	s.loads(r, peer, func(i int) fleet.Load {
 		l := r.own[i]
 		if since < graceSilent {
@@ -124,5 +127,7 @@ func (s *simulation) loads(r *router, peer int, of func(i int) fleet.Load) {
 	for i, n := range s.nodes {
 		m[n.id] = of(i)
 	}
-	r.pool.Peers(s.now, "router"+strconv.Itoa(peer), m)
+	r.pool.Peers(s.now, routerName(peer), m)
 }
+
+func routerName(i int) string { return "router" + strconv.Itoa(i) }

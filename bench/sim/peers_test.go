@@ -86,18 +86,70 @@ func TestSeveralRoutersActAsOne(t *testing.T) {
 	}
 }
 
-// Beyond what the fleet can do, several routers with a held queue each serve a
-// little less than one: no better is claimed than 0.92 of it, and no herding.
+// The same beyond what the fleet can do, where each router has a part of the
+// held queue. (Before routers told each other what they hold, three served 0.975
+// and eight 0.94 of what one does.) What is not within the objectives of one
+// seed may be of another: the mean of two.
 func TestSeveralRoutersInOverload(t *testing.T) {
-	one, _, _ := several(t, 1, weather{name: "alone"}, 360, 1, nil)
-	for _, n := range []int{3, 8} {
-		for _, w := range weathers[:1] {
-			r, requests, work := several(t, n, w, 360, 1, nil)
-			t.Logf("%d routers, gossip %-10s goodput %.3f (x %.3f), hits %.3f (x %.3f), shed %.3f of one router's %.3f, worst/mean: requests %.2f, work %.2f", n, w.name,
-				r.Goodput, r.Goodput/one.Goodput, r.HitRate, r.HitRate/one.HitRate, r.Refused, one.Refused, requests, work)
-			if work > 1.3 || requests > 1.3 || r.Goodput < 0.92*one.Goodput {
-				t.Errorf("%s: goodput %.3f of %.3f; the worst replica has %.2f x the mean work", r.Name, r.Goodput, one.Goodput, work)
+	seeds := []uint64{1, 2}
+	var one float64
+	for _, n := range []int{1, 3, 8} {
+		good := 0.0
+		for _, seed := range seeds {
+			r, requests, work := several(t, n, weathers[0], 360, seed, nil)
+			good += r.Goodput / float64(len(seeds))
+			t.Logf("%d routers, seed %d: goodput %.3f, hits %.3f, shed %.3f, worst/mean: requests %.2f, work %.2f", n, seed, r.Goodput, r.HitRate, r.Refused, requests, work)
+			if work > 1.3 || requests > 1.3 {
+				t.Errorf("%d routers, seed %d: the worst replica has %.2f x the mean work, %.2f x the mean requests", n, seed, work, requests)
 			}
 		}
+		if n == 1 {
+			one = good
+		}
+		t.Logf("%d routers: goodput %.3f (x %.3f)", n, good, good/one)
+		if good < 0.98*one {
+			t.Errorf("%d routers: goodput %.3f, one router %.3f", n, good, one)
+		}
+	}
+}
+
+// While caches are young, a prefix has a first time at each replica that it is
+// sent to, and routers that do not know where it is, or take the replica that
+// has it for busy, send it to another. Few requests, so that a router has placed
+// less than one since it heard of its peers.
+func TestSeveralRoutersWithYoungCaches(t *testing.T) {
+	young := func(n int) (hits float64) {
+		const seeds = 4
+		for seed := uint64(1); seed <= seeds; seed++ {
+			s := workload.Spec{Rate: 32, Duration: 33, Families: 40, PrefixTokens: 1000, Zipf: 0.8, Seed: seed,
+				Prompt: workload.Dist{Mean: 200, CV: 1, Max: 8000}, Out: workload.Dist{Mean: 60, CV: 1, Max: 2000}}
+			r := simulate(t, Config{Replicas: hosts(4, "l40s-8b"), Requests: stream(t, s), Routers: n, Warmup: 8, Seed: seed,
+				Goal: Objective{TTFT: 1, TPOT: 0.1}, Pool: admission.Config{Objective: admission.Objective{TTFT: 1}}})
+			hits += r.HitRate / seeds
+		}
+		return hits
+	}
+	one := young(1)
+	for _, n := range []int{3, 8} {
+		hits := young(n)
+		t.Logf("%d routers: hits %.3f, one router %.3f (x %.3f)", n, hits, one, hits/one)
+		if hits < 0.98*one {
+			t.Errorf("%d routers: hits %.3f, one router %.3f", n, hits, one)
+		}
+	}
+}
+
+// A place that is left to peers is not lost: no request is held for longer
+// than the patience with them while a replica would take it.
+func TestPlacesLeftToPeersAreTaken(t *testing.T) {
+	r, _, _ := several(t, 3, weathers[0], 360, 1, func(c *Config) {
+		c.CheckHeld = true
+		for len(c.Requests) > 0 && c.Requests[len(c.Requests)-1].At > 12 {
+			c.Requests = c.Requests[:len(c.Requests)-1]
+		}
+	})
+	t.Logf("the longest hold of a request that a replica would have taken: %.3f s", r.Withheld)
+	if r.Withheld < 0.012 || r.Withheld > 0.21 { // 0.4 of the TTFT objective
+		t.Errorf("a request was held for %.3f s while a replica would have taken it", r.Withheld)
 	}
 }

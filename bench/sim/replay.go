@@ -77,6 +77,8 @@ func (r *replay) call(c *admission.Call) (int, error) {
 		p.Peers(c.Now, c.Peer, c.Loads)
 	case admission.OpPeerHot:
 		p.PeerHot(c.Hot)
+	case admission.OpPeerHeld:
+		p.PeerHeld(c.Peer, c.Held)
 	case admission.OpAdvance:
 		r.out = p.Advance(c.Now, r.out[:0])
 		if err := r.same(c.Tickets); err != nil {

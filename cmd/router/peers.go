@@ -138,6 +138,7 @@ func (a *app) snapshot(s *ring.Snapshot) {
 				a.homes[name].Store(n)
 			}
 			if pool, ok := core.(*admission.Pool); ok {
+				s.Held = append(s.Held, ring.Held{Pool: name, Count: pool.Held(nil)})
 				hot = pool.Hot(hot[:0])
 				s.Hot = appendHot(s.Hot, hot[:min(len(hot), ring.MaxHot/len(cfg.Pools)+1)], core.View())
 			}
@@ -172,6 +173,7 @@ func (a *app) heardPeers(peers []ring.PeerView) {
 			continue // nothing told yet; the next round is soon
 		}
 		// Decisions wait for the pool's mutex: all that can be is made before.
+		var held []int
 		loads, hot := make([]map[fleet.ID]fleet.Load, len(peers)), []admission.HotPrefix(nil)
 		for j := range peers {
 			loads[j] = h.loads(&peers[j])
@@ -189,6 +191,8 @@ func (a *app) heardPeers(peers []ring.PeerView) {
 			}
 			for j := range peers {
 				pool.Peers(now, peers[j].Router, loads[j])
+				held = peers[j].Held(held[:0], name)
+				pool.PeerHeld(peers[j].Router, held)
 			}
 			pool.PeerHot(hot)
 			if b := a.budgets[name]; b != nil && node != nil {
