@@ -71,6 +71,8 @@ type Config struct {
 	TrialEvery   float64 // least time between trial requests to one replica; default 0.25
 	Learn        float64 // exponent of one calibration step; default 0.03
 	NoLearn      bool    // keep the profile's coefficients as they are
+	StalePeers   bool    // take peers' accounts as they came, however old: what the correction is worth (bench compare)
+	KnownOut     bool    // Work.MaxOut is the true output length: what knowing it would be worth (bench compare)
 	Params       scorer.Params
 	Bonus        float64 // share of the possible saving that the ring's choice is worth, 0..1; default 0.5
 	OutPrior     float64 // expected output tokens before anything is learned; default 200

@@ -465,6 +465,9 @@ func (p *Pool) model(id uint32) *modelStats {
 // expectOut is the expected output per sequence: the mean of (model, tenant,
 // class), else of the model, else the prior; never over max_tokens.
 func (p *Pool) expectOut(w *fleet.Work) float64 {
+	if p.cfg.KnownOut && w.MaxOut > 0 {
+		return float64(w.MaxOut)
+	}
 	out := p.cfg.OutPrior
 	if m := p.outs[outKey{w.Model, w.Tenant, w.Class}]; m != nil && m.n >= 3 {
 		out = m.v

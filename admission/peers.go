@@ -87,6 +87,9 @@ func (p *Pool) correctPeers(r *replica, v *fleet.Replica) {
 	n := float64(len(r.peers))
 	placed := float64(p.stats.Placed) - r.placedThen/n
 	sure := placed / (placed + oneOfMany)
+	if p.cfg.StalePeers {
+		sure = 0
+	}
 	like := func(said, then, now float64) float64 { return max(0, said+sure*(n*now-then)) }
 	count := func(said, then, now int) int {
 		return int(math.Round(like(float64(said), float64(then), float64(now))))

@@ -55,6 +55,7 @@ func Main(args []string, stdout, stderr io.Writer) int {
 	for _, f := range []string{"json", "csv", "html", "doc"} {
 		out[f] = fs.String(f, "", "write the result as "+f+" to this file")
 	}
+	parts := fs.String("parts", "", "of suite, learning (ours with learned scales and without, over more seeds) and findings (experiments beside the suite); default all, and suite alone with --scenarios or --policies")
 	from := fs.String("from", "", "instead of running, join the results in these JSON files, separated by commas")
 	quiet := fs.Bool("quiet", false, "no progress")
 	capacity := fs.Bool("capacity", false, "instead of the suite, sweep the rate of its usual stream: goodput and knee of each policy")
@@ -83,7 +84,10 @@ func Main(args []string, stdout, stderr io.Writer) int {
 	if *from != "" {
 		res, err = join(strings.Split(*from, ","))
 	} else {
-		res, err = Run(o)
+		if *parts == "" && *scenarios == "" && *policies == "" {
+			*parts = "suite,learning,findings"
+		}
+		res, err = run(o, *parts)
 	}
 	if !*quiet {
 		fmt.Fprint(stderr, "\r\033[K")
@@ -108,7 +112,7 @@ func Main(args []string, stdout, stderr io.Writer) int {
 // join reads results of parts of the suite and puts them in the suite's order.
 func join(paths []string) (*Outcome, error) {
 	var out *Outcome
-	rows := map[string]Row{}
+	var rows, learning, findings map[string]Row
 	for _, p := range paths {
 		b, err := os.ReadFile(p)
 		if err != nil {
@@ -124,13 +128,58 @@ func join(paths []string) (*Outcome, error) {
 		if part.Seeds != out.Seeds || part.Tuning != out.Tuning || part.Scale != out.Scale {
 			return nil, fmt.Errorf("%s: seeds or length are not those of %s", p, paths[0])
 		}
-		for _, r := range part.Rows {
-			rows[r.Scenario] = r
-		}
+		rows, learning, findings = collect(rows, part.Rows), collect(learning, part.Learning), collect(findings, part.Findings)
 	}
 	for _, s := range Suite() {
-		if r, ok := rows[s.Name]; ok {
-			out.Rows = append(out.Rows, r)
+		out.Rows, out.Learning = inOrderOf(s, out.Rows, rows), inOrderOf(s, out.Learning, learning)
+	}
+	for _, e := range experiments() {
+		out.Findings = inOrderOf(e.Scenario, out.Findings, findings)
+	}
+	return out, nil
+}
+
+func collect(into map[string]Row, rows []Row) map[string]Row {
+	if into == nil {
+		into = map[string]Row{}
+	}
+	for _, r := range rows {
+		into[r.Scenario] = r
+	}
+	return into
+}
+
+func inOrderOf(s Scenario, out []Row, from map[string]Row) []Row {
+	if r, ok := from[s.Name]; ok {
+		out = append(out, r)
+	}
+	return out
+}
+
+// run runs the parts of the comparison that are asked for.
+func run(o Options, parts string) (*Outcome, error) {
+	o.defaults()
+	out := &Outcome{Seeds: o.Seeds, Tuning: o.Tuning, Scale: o.Scale}
+	if parts == "" {
+		parts = "suite"
+	}
+	for _, p := range strings.Split(parts, ",") {
+		var err error
+		switch p {
+		case "suite":
+			var all *Outcome
+			if all, err = Run(o); err == nil {
+				out.Rows = all.Rows
+			}
+		case "learning":
+			out.Learning, err = learningRows(o)
+		case "findings":
+			out.Findings, err = findings(o)
+		default:
+			err = fmt.Errorf("--parts: unknown part %q (known: suite, learning, findings)", p)
+		}
+		if err != nil {
+			return nil, err
 		}
 	}
 	return out, nil

@@ -10,6 +10,7 @@ import (
 	"text/tabwriter"
 
 	"github.com/penstock/penstock/bench/sim"
+	"github.com/penstock/penstock/scorer"
 )
 
 // Table writes the comparison for people.
@@ -84,6 +85,7 @@ func (o *Outcome) verdict(w io.Writer) {
 	}
 	fmt.Fprintf(w, "%s: first in goodput in %d of %d scenarios, within 1 %% of the first in %d more; TTFT p95 within 10 %% of the best in %d of the %d of these, over all offered in %d\n",
 		o.first(), first, ran, near, tied-slower, tied, tied-offered)
+	o.ranks(w)
 	o.shares(w)
 	for _, l := range losses {
 		fmt.Fprintln(w, "  loss:", l)
@@ -106,6 +108,77 @@ func (o *Outcome) first() string {
 		}
 	}
 	return ""
+}
+
+// rival tells a policy of another router from a variant of ours (without
+// admission, without learning), which nobody else ships.
+func rival(policy string) bool {
+	return !strings.HasPrefix(policy, ours) && !strings.HasPrefix(policy, scorer.DefaultPolicy)
+}
+
+// standing is ours against the rivals of a scenario in goodput: best is the
+// first of them by the mean, nil when none ran.
+func (r *Row) standing() (best *Cell, ahead, behind bool) {
+	ahead = true
+	for i := range r.Cells {
+		c := &r.Cells[i]
+		if !rival(c.Policy) {
+			continue
+		}
+		if best == nil || c.Goodput.Mean > best.Goodput.Mean {
+			best = c
+		}
+		ahead = ahead && c.Behind.Mean-c.Behind.CI > 0
+		behind = behind || c.Behind.Mean+c.Behind.CI < 0
+	}
+	return best, ahead && best != nil, behind
+}
+
+// ranks says how often ours is first among the policies that other routers ship.
+func (o *Outcome) ranks(w io.Writer) {
+	ran, first, ahead, behind := 0, 0, 0, 0
+	for i := range o.Rows {
+		best, a, b := o.Rows[i].standing()
+		if best == nil || rival(o.Rows[i].Cells[0].Policy) {
+			continue
+		}
+		ran++
+		if o.Rows[i].Cells[0].Goodput.Mean >= best.Goodput.Mean {
+			first++
+		}
+		if a {
+			ahead++
+		}
+		if b {
+			behind++
+		}
+	}
+	if ran > 0 {
+		fmt.Fprintf(w, "  among the policies that other routers ship: first in goodput by the mean in %d of %d scenarios; ahead of all of them beyond the seeds' interval in %d, tied in %d, behind one in %d\n",
+			first, ran, ahead, ran-ahead-behind, behind)
+	}
+}
+
+// rankTable is ours against the best rival, scenario by scenario.
+func (o *Outcome) rankTable(w io.Writer) {
+	fmt.Fprint(w, "\n## Among the policies that other routers ship\n\nRivals are the policies of design/bench.md that another router ships (round robin to Preble). Ours without admission or without learning are no rivals:\n"+
+		"they are ours with a part taken out, to show what the part is worth. The difference is in goodput over the same seeds, ours less that of the best rival by the mean, with its\n"+
+		"95 % interval. Ahead: the interval against every rival is over nothing. Behind: against some rival it is under nothing. Tied: neither.\n\n| scenario | ours | best rival | difference | |\n|---|---|---|---|---|\n")
+	for i := range o.Rows {
+		r := &o.Rows[i]
+		best, ahead, behind := r.standing()
+		if best == nil {
+			continue
+		}
+		word := "tied"
+		switch {
+		case behind:
+			word = "**behind**"
+		case ahead:
+			word = "ahead"
+		}
+		fmt.Fprintf(w, "| %s | %.4f | %s %.4f | %+.4f ± %.4f | %s |\n", r.Scenario, r.Cells[0].Goodput.Mean, best.Policy, best.Goodput.Mean, best.Behind.Mean, best.Behind.CI, word)
+	}
 }
 
 // CSV writes one line per scenario, policy and seed.
@@ -151,6 +224,7 @@ Every policy sees the same request streams, the same replicas (bench/model) and 
 	o.verdict(w)
 	fmt.Fprint(w, "```\n\n## Goodput at a glance\n\n")
 	o.glance(w)
+	o.rankTable(w)
 	o.learning(w)
 	o.shapes(w)
 	for i := range o.Rows {
@@ -190,24 +264,30 @@ func waited(s float64) string {
 // learning shows that what is learned does no worse than nothing learned: the
 // difference in goodput over the same seeds, with its interval.
 func (o *Outcome) learning(w io.Writer) {
-	fmt.Fprint(w, "\n## Learned scales against none\n\nGoodput with learned scales less goodput without, over the same seeds; \"worse\" when all of the interval is under nothing.\n\n| scenario | difference | |\n|---|---|---|\n")
-	for i := range o.Rows {
-		for k := range o.Rows[i].Cells {
-			c := &o.Rows[i].Cells[k]
-			if c.Policy != NoLearn {
-				continue
-			}
-			word := "no difference shown"
-			switch {
-			case c.Behind.Mean+c.Behind.CI < 0:
-				word = "**worse**"
-			case c.Behind.Mean-c.Behind.CI > 0:
-				word = "better"
-			case c.Behind.Mean == 0 && c.Behind.CI == 0:
-				word = "equal"
-			}
-			fmt.Fprintf(w, "| %s | %+.4f ± %.4f | %s |\n", o.Rows[i].Scenario, c.Behind.Mean, c.Behind.CI, word)
+	rows := o.Learning
+	if rows == nil {
+		rows = o.Rows
+	}
+	fmt.Fprint(w, "\n## Learned scales against none\n\nGoodput with learned scales less goodput without, over the same seeds; \"worse\" when all of the interval is under nothing.\n\n| scenario | difference | by seed | |\n|---|---|---|---|\n")
+	for i := range rows {
+		c := rows[i].cell(NoLearn)
+		if c == nil {
+			continue
 		}
+		word := "no difference shown"
+		switch {
+		case c.Behind.Mean+c.Behind.CI < 0:
+			word = "**worse**"
+		case c.Behind.Mean-c.Behind.CI > 0:
+			word = "better"
+		case c.Behind.Mean == 0 && c.Behind.CI == 0:
+			word = "equal"
+		}
+		var seeds []string
+		for _, d := range c.Diffs {
+			seeds = append(seeds, fmt.Sprintf("%+.3f", d))
+		}
+		fmt.Fprintf(w, "| %s | %+.4f ± %.4f | %s | %s |\n", rows[i].Scenario, c.Behind.Mean, c.Behind.CI, strings.Join(seeds, " "), word)
 	}
 }
 

@@ -79,6 +79,10 @@ type Outcome struct {
 	Tuning bool // on the seeds that the policy was tuned on
 	Scale  float64
 	Rows   []Row
+	// Learning is ours with learned scales and without, over more seeds; Findings
+	// are experiments beside the suite (findings.go).
+	Learning []Row
+	Findings []Row
 }
 
 type job struct{ row, cell, seed int }

@@ -196,10 +196,11 @@ var errNoTraces = fmt.Errorf("no folder of traces was given (--traces)")
 
 // Policy is one column of the comparison.
 type Policy struct {
-	Name string // as in tables
-	Core string // scorer's name
-	Hold bool   // with Penstock's admission (hold, shed, late binding); else places at once, as its makers' router does
-	Flat bool   // keeps the profile's coefficients: nothing is learned
+	Name string            // as in tables
+	Core string            // scorer's name
+	Hold bool              // with Penstock's admission (hold, shed, late binding); else places at once, as its makers' router does
+	Flat bool              // keeps the profile's coefficients: nothing is learned
+	vary func(*sim.Config) // an experiment's change
 }
 
 // NoLearn is our policy without learned scales: what is learned must never do
@@ -248,5 +249,8 @@ func (p *Policy) apply(c *sim.Config, tune func(*admission.Config)) {
 	c.Pool.Objective = admission.Objective{TTFT: c.Goal.TTFT, TTFTPer1k: c.Goal.TTFTPer1k, ITL: c.Goal.TPOT}
 	if tune != nil && p.Core == "work" {
 		tune(&c.Pool)
+	}
+	if p.vary != nil {
+		p.vary(c)
 	}
 }
