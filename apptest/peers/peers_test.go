@@ -13,6 +13,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -230,6 +231,41 @@ type outcome struct {
 
 	most   float64 // requests in a replica at once
 	spread float64 // the busiest over the mean, in the mean
+	late   time.Duration
+}
+
+// strained is how late one short sleep in a hundred may end on a machine whose
+// figures are the routers'. Replicas, routers, balancer and load share it: when it
+// has no time for a sleeper, it has none for them either.
+const strained = 25 * time.Millisecond
+
+// judge fails the test for what is wrong, unless the machine was the
+// bottleneck: then there is no verdict, and that is said.
+func (o *outcome) judge(t *testing.T, wrong []string) {
+	t.Helper()
+	if len(wrong) > 0 && o.late > strained {
+		t.Skipf("no verdict, the machine was the bottleneck: one sleep in a hundred ended %v late. Seen: %s", o.late, strings.Join(wrong, "; "))
+	}
+	for _, w := range wrong {
+		t.Error(w)
+	}
+}
+
+// sleeps measures until stop by how much one short sleep in a hundred ends too late.
+func sleeps(stop chan struct{}) time.Duration {
+	const nap = 5 * time.Millisecond
+	var late []time.Duration
+	for {
+		select {
+		case <-stop:
+			slices.Sort(late)
+			return late[len(late)*99/100]
+		default:
+		}
+		at := time.Now()
+		time.Sleep(nap)
+		late = append(late, time.Since(at)-nap)
+	}
 }
 
 // load runs the generator and watches the replicas from warm on.
@@ -239,6 +275,7 @@ func (s *stage) load(warm, length time.Duration, args ...string) (o outcome) {
 	args = append([]string{"bench", "load", "--url", "http://" + s.balancer, "--model", "m1", "--warmup", warm.String(), "--duration", length.String(), "--quiet", "--json", file}, args...)
 	stop, sum, looks := make(chan struct{}), 0.0, 0.0
 	var wg sync.WaitGroup
+	wg.Go(func() { o.late = sleeps(stop) })
 	wg.Go(func() {
 		for from := time.Now(); ; time.Sleep(100 * time.Millisecond) {
 			select {
@@ -284,17 +321,26 @@ func TestSeveralRoutersActAsOne(t *testing.T) {
 			// The first half minute is for the caches: while they are young, each
 			// prefix has a first time at each replica, and more so with more routers.
 			o := s.load(30*time.Second, 55*time.Second, "--rate", "32", "--prompt", "200", "--out", "60", "--families", "40", "--prefix", "1000", "--zipf", "0.8", "--ttft", "1s", "--tpot", "100ms")
-			t.Logf("%d routers: goodput %.3f of %d, hits %.1f %%, refused %d, TTFT p50 %.3f p95 %.3f s, worst replica / mean %.2f", n, o.Goodput, o.Offered, o.CachedPct, o.Refused, o.TTFT.P50, o.TTFT.P95, o.spread)
+			t.Logf("%d routers: goodput %.3f of %d, hits %.1f %%, refused %d, TTFT p50 %.3f p95 %.3f s, worst replica / mean %.2f; sleeps late by %v", n, o.Goodput, o.Offered, o.CachedPct, o.Refused, o.TTFT.P50, o.TTFT.P95, o.spread, o.late)
+			var wrong []string
+			bad := func(format string, args ...any) { wrong = append(wrong, fmt.Sprintf(format, args...)) }
 			if n == 1 {
 				one = o
-				return
+				if o.Goodput < 0.98 {
+					bad("one router alone: goodput %.3f of a load that four replicas serve", o.Goodput)
+				}
+			} else {
+				if one.Offered == 0 || one.Goodput < 0.98 {
+					t.Skip("nothing to compare with: one router was not measured, or gave no figure")
+				}
+				if o.Goodput < 0.98*one.Goodput || o.CachedPct < 0.98*one.CachedPct {
+					bad("goodput %.3f, hits %.1f %%; one router %.3f, %.1f %%", o.Goodput, o.CachedPct, one.Goodput, one.CachedPct)
+				}
+				if o.spread > 1.3 {
+					bad("the busiest replica had %.2f x the mean", o.spread)
+				}
 			}
-			if o.Goodput < 0.98*one.Goodput || o.CachedPct < 0.98*one.CachedPct {
-				t.Errorf("goodput %.3f, hits %.1f %%; one router %.3f, %.1f %%", o.Goodput, o.CachedPct, one.Goodput, one.CachedPct)
-			}
-			if o.spread > 1.3 {
-				t.Errorf("the busiest replica had %.2f x the mean", o.spread)
-			}
+			o.judge(t, wrong)
 		})
 	}
 }
@@ -304,8 +350,11 @@ func TestCapHoldsOverAllRouters(t *testing.T) {
 	const most = 20
 	s := start(t, 3, fmt.Sprintf(", concurrency: %d", most))
 	o := s.load(4*time.Second, 16*time.Second, "--rate", "75", "--prompt", "100", "--out", "60")
-	t.Logf("most at once in a replica %g, cap %d; %d of %d answered, %d refused", o.most, most, o.OK, o.Offered, o.Refused)
-	if o.most > most*1.1 || o.most < most*0.9 {
+	t.Logf("most at once in a replica %g, cap %d; %d of %d answered, %d refused; sleeps late by %v", o.most, most, o.OK, o.Offered, o.Refused, o.late)
+	if o.most > most*1.1 {
 		t.Errorf("a replica had %g at once, cap %d", o.most, most)
+	}
+	if o.most < most*0.9 {
+		o.judge(t, []string{fmt.Sprintf("the load never came to the cap of %d: %g at once", most, o.most)})
 	}
 }
