@@ -34,6 +34,7 @@ func BenchmarkSixteenRouters(b *testing.B) {
 			}
 			s.ConfigHash = 1
 			s.Budgets = append(s.Budgets, Budget{"pool-a", rng.IntN(5000), rng.IntN(5000)}, Budget{"pool-b", rng.IntN(5000), rng.IntN(5000)})
+			s.Held = append(s.Held, Held{"pool-a", []int{rng.IntN(300), rng.IntN(300), rng.IntN(300)}}, Held{"pool-b", []int{rng.IntN(300), rng.IntN(300), rng.IntN(300)}})
 			for i := range 32 {
 				s.Hot = append(s.Hot, Hot{uint64(i), names.Replicas[i].Name})
 			}
