@@ -127,6 +127,18 @@ func TestRunnerPlaysDrills(t *testing.T) {
 	}
 }
 
+// A drill that could not be played has not passed: neither when the router
+// does not start nor when `check` cannot be run.
+func TestDrillThatCannotBePlayedFails(t *testing.T) {
+	t.Setenv("TMPDIR", t.TempDir())
+	for _, name := range []string{"client-4xx", "shared-domain"} {
+		var out, errs bytes.Buffer
+		if code := Main(t.Context(), []string{"--binary", "/nowhere/penstock", name}, &out, &errs); code != 1 || !strings.Contains(out.String(), "drill "+name+": FAILED") {
+			t.Errorf("exit status %d, %s%s", code, &out, &errs)
+		}
+	}
+}
+
 func checkReport(t *testing.T, rep *Report) {
 	t.Helper()
 	var j, h bytes.Buffer

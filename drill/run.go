@@ -81,15 +81,17 @@ type record struct {
 
 // Run plays one scenario and judges it.
 func Run(ctx context.Context, sc *Scenario, o Options) *Report {
-	rep := &Report{Name: sc.Name, Title: sc.Title, Started: time.Now()}
-	defer func() { rep.Seconds = time.Since(rep.Started).Seconds() }()
+	rep := &Report{Name: sc.Name, Title: sc.Title, Started: time.Now(), OK: true}
+	defer func() {
+		rep.Seconds = time.Since(rep.Started).Seconds()
+		rep.OK = rep.OK && rep.Err == "" // what could not be played shows nothing
+	}()
 	st, err := newStage(sc, o.Binary, o.Env)
 	if err != nil {
 		rep.Err = err.Error()
 		return rep
 	}
 	defer st.close()
-	rep.OK = true
 	if sc.Refused != "" {
 		if rep.judgeRefusal(st); rep.Err != "" || len(sc.Load) == 0 {
 			return rep
