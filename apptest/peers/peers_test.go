@@ -32,6 +32,8 @@ type stage struct {
 	dir      string
 	replicas []string // host:port
 	admins   []string
+	publics  []string
+	procs    map[string]*exec.Cmd
 	balancer string
 }
 
@@ -60,10 +62,17 @@ next:
 
 func start(t *testing.T, routers int, pool string) *stage {
 	t.Helper()
+	return startWith(t, routers, pool, nil)
+}
+
+// startWith lets change have the last word on each router's file; gossip are
+// all routers' addresses.
+func startWith(t *testing.T, routers int, pool string, change func(i int, gossip []string, text string) string) *stage {
+	t.Helper()
 	if os.Getenv("PENSTOCK_PEERS") == "" {
 		t.Skip("make peers runs this")
 	}
-	s := &stage{t: t, binary: os.Getenv("PENSTOCK_BIN"), dir: t.TempDir()}
+	s := &stage{t: t, binary: os.Getenv("PENSTOCK_BIN"), dir: t.TempDir(), procs: map[string]*exec.Cmd{}}
 	first := port(t, "127.0.0.1", replicas)
 	for i := range replicas {
 		s.replicas = append(s.replicas, fmt.Sprintf("127.0.0.1:%d", first+i))
@@ -79,28 +88,30 @@ func start(t *testing.T, routers int, pool string) *stage {
 		hosts[i] = fmt.Sprintf("127.0.0.%d", 2+i)
 		gossip[i] = fmt.Sprintf("%s:%d", hosts[i], port(t, hosts[i], 1))
 	}
-	var publics []string
 	for i := range routers {
 		p := port(t, hosts[i], 2)
-		publics = append(publics, fmt.Sprintf("%s:%d", hosts[i], p))
+		s.publics = append(s.publics, fmt.Sprintf("%s:%d", hosts[i], p))
 		s.admins = append(s.admins, fmt.Sprintf("http://%s:%d", hosts[i], p+1))
 		text := fmt.Sprintf("listen: %q\nadmin: %q\nlog: {level: warn}\npeers: {name: r%d, bind: %q, join: [%q], key_file: %q, allow: [127.0.0.0/8]}\n"+
 			"pools:\n  - {name: main, models: [m1], replicas: {static: [%s]}, profile: {base: l40s-8b}%s}\n",
-			publics[i], strings.TrimPrefix(s.admins[i], "http://"), i, gossip[i], gossip[(i+1)%routers], key, quoted(s.replicas), pool)
+			s.publics[i], strings.TrimPrefix(s.admins[i], "http://"), i, gossip[i], gossip[(i+1)%routers], key, quoted(s.replicas), pool)
 		if routers == 1 {
 			text = strings.Replace(text, "peers: ", "# ", 1)
+		}
+		if change != nil {
+			text = change(i, gossip, text)
 		}
 		file := filepath.Join(s.dir, fmt.Sprintf("r%d.yaml", i))
 		s.write(file, text)
 		s.spawn(fmt.Sprintf("r%d", i), "serve", "--config", file)
 	}
 	for i := range routers {
-		s.until(publics[i]+" is ready", func() bool { return s.ok("http://" + publics[i] + "/readyz") })
+		s.until(s.publics[i]+" is ready", func() bool { return s.ok("http://" + s.publics[i] + "/readyz") })
 		if routers > 1 {
 			s.until("router knows all", func() bool { return s.fresh(i) == routers-1 })
 		}
 	}
-	s.balance(publics)
+	s.balance(s.publics)
 	return s
 }
 
@@ -132,6 +143,7 @@ func (s *stage) spawn(name string, args ...string) *exec.Cmd {
 	if err := cmd.Start(); err != nil {
 		s.t.Fatal(err)
 	}
+	s.procs[name] = cmd
 	s.t.Cleanup(func() {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
