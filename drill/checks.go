@@ -206,6 +206,9 @@ func checkErrorEvents(r *record, e *Expect) (bool, string) {
 // them; at least min answers are degraded; and the router counts no more
 // answers of lower tiers than clients were told of.
 func checkDisclosed(r *record, e *Expect) (bool, string) {
+	if r.final == nil {
+		return false, pageGone
+	}
 	n, bad := 0, 0
 	for _, c := range r.pick(e) {
 		has := 0
@@ -233,6 +236,9 @@ func checkDisclosed(r *record, e *Expect) (bool, string) {
 // metric: what the page says at the end; with before, by how much it had grown
 // by then.
 func checkMetric(r *record, e *Expect) (bool, string) {
+	if r.final == nil {
+		return false, pageGone
+	}
 	v, found := sum(r.final, e.Metric, e.Labels)
 	if e.Before > 0 {
 		v = r.between(e.Metric, e.Labels, r.from(e), e.Before.S())
@@ -407,9 +413,12 @@ func checkAttemptsRatio(r *record, e *Expect) (bool, string) {
 var accounts = []string{"penstock_requests_in_flight", "penstock_held_requests", "penstock_held_tokens", "penstock_replica_requests_in_flight",
 	"penstock_replica_prefill_tokens", "penstock_replica_kv_tokens", "penstock_tenant_requests_in_flight"}
 
+// pageGone is why nothing can be said of the router's own figures.
+const pageGone = "the metrics page could not be read at the end"
+
 func checkAccountsZero(r *record, _ *Expect) (bool, string) {
 	if r.final == nil {
-		return false, "the metrics page could not be read"
+		return false, pageGone
 	}
 	var bad []string
 	seen := 0

@@ -87,6 +87,9 @@ func (d *driver) run(ctx context.Context) []*Call {
 		for n := 0; more(n); n++ {
 			d.spawn(ctx, n)
 			at = at.Add(time.Duration(d.rng.ExpFloat64() / d.load.Rate * float64(time.Second)))
+			if d.load.For > 0 && at.After(end) {
+				at = end // the load is over then, also when it is a slow one
+			}
 			sleep(ctx, time.Until(at))
 		}
 	} else {

@@ -44,6 +44,24 @@ func TestScenarioFilesAreReadStrictly(t *testing.T) {
 		`no load "b"`:             head + "load: [{name: a, rate: 1, for: 1s}]\nexpect: [{check: ok, load: b}]\n",
 		"never end":               head + "load: [{name: a, rate: 1}]\nexpect: [{check: ok}]\n",
 		"is not a duration":       head + "load: [{name: a, rate: 1, for: 5}]\nexpect: [{check: ok}]\n",
+		// What follows would hold, or be left out, whatever the router does.
+		"neither min nor max":              head + "expect: [{check: failed}]\n",
+		"min is over max":                  head + "expect: [{check: ok, min: 2, max: 1}]\n",
+		`no state "ejectd"`:                head + "expect: [{check: no_state, state: ejectd}]\n",
+		`no metric "penstock_shed"`:        head + "expect: [{check: metric, metric: penstock_shed, max: 0}]\n",
+		`"x-degraded" is not looked at`:    head + "expect: [{check: header, header: x-degraded, max: 0}]\n",
+		`no replica "a2"; there are: a0`:   head + "replicas: [{name: a}]\nexpect: [{check: replica_saw, of: a2, max: 0}]\n",
+		"value is missing":                 head + "expect: [{check: log, max: 0}]\n",
+		`no router "r1"`:                   head + "load: [{name: a, rate: 1, for: 5s, via: r1}]\nexpect: [{check: ok, min: 1}]\n",
+		`step 0 (at 1s): no replica "b*"`:  head + "replicas: [{name: a}]\nsteps: [{at: 1s, replica: b*, heal: true}]\nexpect: [{check: accounts_zero}]\n",
+		`fault: unknown mode "kil"`:        head + "replicas: [{name: a}]\nsteps: [{replica: a0, fault: {mode: kil}}]\nexpect: [{check: accounts_zero}]\n",
+		"wants either fault or heal":       head + "replicas: [{name: a}]\nsteps: [{replica: a0}]\nexpect: [{check: accounts_zero}]\n",
+		"wants one of replica":             head + "steps: [{at: 1s, note: nothing}]\nexpect: [{check: accounts_zero}]\n",
+		"needs routers: 2":                 head + "steps: [{network: split}]\nexpect: [{check: accounts_zero}]\n",
+		"which: no router 1":               head + "steps: [{router: kill, which: 1}]\nexpect: [{check: accounts_zero}]\n",
+		"more than one document":           head + "expect: [{check: accounts_zero}]\n---\nname: y\n",
+		"knows the modes kill and hang":    head + "services: [{name: s}]\nsteps: [{service: s, fault: {mode: refuse}}]\nexpect: [{check: accounts_zero}]\n",
+		`router: "hup" is not kill, stop,`: head + "steps: [{router: hup}]\nexpect: [{check: accounts_zero}]\n",
 	} {
 		if _, err := Parse("x.yaml", []byte(text)); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("wanted %q, got %v", want, err)
@@ -82,6 +100,11 @@ func TestChecksCanFail(t *testing.T) {
 		rec := &record{st: &stage{sc: &Scenario{}}, calls: c.calls, final: map[string]float64{}}
 		if ok, seen := checks[c.e.Check](rec, &c.e); ok != c.ok {
 			t.Errorf("%s: %v, %s", c.what, ok, seen)
+		}
+	}
+	for _, e := range []Expect{{Check: "metric", Metric: "penstock_shed_total", Max: &zero}, {Check: "disclosed", Max: &zero}, {Check: "accounts_zero"}} {
+		if ok, seen := checks[e.Check](&record{st: &stage{sc: &Scenario{}}}, &e); ok {
+			t.Errorf("%s holds of a router that does not answer: %s", e.Check, seen)
 		}
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"os"
 	"sort"
 	"strings"
+	"time"
 )
 
 func checkLog(r *record, e *Expect) (bool, string) {
@@ -23,7 +24,8 @@ func checkLog(r *record, e *Expect) (bool, string) {
 
 // admin: a page of the admin listener holds `value` at the end.
 func checkAdmin(r *record, e *Expect) (bool, string) {
-	resp, err := http.Get(r.st.routers[0].admin + e.Of)
+	client := http.Client{Timeout: 5 * time.Second} // the router may have been stopped
+	resp, err := client.Get(r.st.routers[0].admin + e.Of)
 	if err != nil {
 		return false, err.Error()
 	}

@@ -106,7 +106,7 @@ type Step struct {
 	Config  string         `yaml:"config"`  // write this file and send SIGHUP
 	Remove  bool           `yaml:"remove"`  // take the configuration file away and send SIGHUP
 	Admin   string         `yaml:"admin"`   // "POST /admin/v1/..."
-	Router  string         `yaml:"router"`  // kill, stop, term
+	Router  string         `yaml:"router"`  // kill, stop, cont, term
 	Which   int            `yaml:"which"`   // the router process it is done to, from 0
 	Network string         `yaml:"network"` // split (router 0 from the others), heal
 	Note    string         `yaml:"note"`
@@ -157,6 +157,9 @@ func Parse(file string, data []byte) (*Scenario, error) {
 	if err := dec.Decode(s); err != nil && !errors.Is(err, io.EOF) {
 		return nil, fmt.Errorf("%s: %w", file, err)
 	}
+	if err := dec.Decode(new(any)); !errors.Is(err, io.EOF) {
+		return nil, fmt.Errorf("%s: more than one document: one file is one drill", file)
+	}
 	return s, s.validate(file)
 }
 
@@ -181,19 +184,26 @@ func (s *Scenario) validate(file string) error {
 			bad("load %d: name is missing or used twice", i)
 		}
 		loads[l.Name] = true
-		if l.Count == 0 && l.For == 0 {
-			bad("load %s: neither count nor for: it would never end", l.Name)
-		}
-		if l.Rate <= 0 && l.Clients <= 0 {
-			bad("load %s: set rate (open loop) or clients (closed loop)", l.Name)
+		if m := s.loadMistake(&l); m != "" {
+			bad("load %s: %s", l.Name, m)
 		}
 	}
-	for i, e := range s.Expect {
+	for i := range s.Steps {
+		if m := s.stepMistake(&s.Steps[i]); m != "" {
+			bad("step %d (at %v): %s", i, time.Duration(s.Steps[i].At), m)
+		}
+	}
+	for i := range s.Expect {
+		e := &s.Expect[i]
 		if _, ok := checks[e.Check]; !ok {
 			bad("expect %d: no check %q; known: %s", i, e.Check, strings.Join(checkNames(), ", "))
+			continue
 		}
 		if e.Load != "" && !loads[e.Load] {
 			bad("expect %d: no load %q", i, e.Load)
+		}
+		if m := s.expectMistake(e); m != "" {
+			bad("expect %d (%s): %s", i, e.Check, m)
 		}
 	}
 	return errors.Join(errs...)

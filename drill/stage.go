@@ -275,6 +275,9 @@ func (st *stage) check(config string) (string, int, error) {
 	return string(out), cmd.ProcessState.ExitCode(), nil
 }
 
+// signals are what a step's `router` can be.
+var signals = map[string]syscall.Signal{"kill": syscall.SIGKILL, "stop": syscall.SIGSTOP, "cont": syscall.SIGCONT, "term": syscall.SIGTERM}
+
 // act does one step.
 func (st *stage) act(ctx context.Context, s Step) error {
 	switch {
@@ -282,9 +285,6 @@ func (st *stage) act(ctx context.Context, s Step) error {
 		return st.actReplica(s)
 	case s.Service != "":
 		sv := st.services[s.Service]
-		if sv == nil {
-			return fmt.Errorf("no service %q", s.Service)
-		}
 		if s.Heal {
 			sv.hang.Store(false)
 			return sv.up()
@@ -323,14 +323,7 @@ func (st *stage) act(ctx context.Context, s Step) error {
 		}
 		return nil
 	case s.Router != "":
-		sig := map[string]syscall.Signal{"kill": syscall.SIGKILL, "stop": syscall.SIGSTOP, "cont": syscall.SIGCONT, "term": syscall.SIGTERM}[s.Router]
-		if sig == 0 {
-			return fmt.Errorf("router: %q is not kill, stop, cont or term", s.Router)
-		}
-		if s.Which < 0 || s.Which >= len(st.routers) {
-			return fmt.Errorf("which: no router process %d", s.Which)
-		}
-		return st.routers[s.Which].cmd.Process.Signal(sig)
+		return st.routers[s.Which].cmd.Process.Signal(signals[s.Router])
 	case s.Network != "":
 		return st.net.act(s.Network)
 	}
@@ -339,20 +332,14 @@ func (st *stage) act(ctx context.Context, s Step) error {
 
 func (st *stage) actReplica(s Step) error {
 	var errs []error
-	found := false
 	for _, n := range st.order {
-		if n != s.Replica && (!strings.HasSuffix(s.Replica, "*") || !strings.HasPrefix(n, strings.TrimSuffix(s.Replica, "*"))) {
-			continue
-		}
-		found = true
-		if s.Heal {
+		switch {
+		case !s.hits(n):
+		case s.Heal:
 			errs = append(errs, st.replicas[n].srv.Heal())
-		} else {
+		default:
 			errs = append(errs, st.replicas[n].fault(s.Fault))
 		}
-	}
-	if !found {
-		return fmt.Errorf("no replica %q", s.Replica)
 	}
 	return errors.Join(errs...)
 }
