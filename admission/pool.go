@@ -503,8 +503,8 @@ func (p *Pool) ended(now float64, t *Ticket, r *replica, v *fleet.Replica, e End
 		// the state did and says nothing of it.
 	case e.Evidence != fleet.EvidenceOK && t.revoked && t.placedAt < v.Health.Since:
 		// The pool itself took it away.
-	case e.Evidence == fleet.EvidenceFirstTimeout && v.Health.Open() && r.sign > t.placedAt && now-r.sign < stoodStill:
-		// It works on others: a queue there that nobody knew of (max_num_seqs) is
+	case e.Evidence == fleet.EvidenceFirstTimeout && v.Health.Open() && r.sign-(p.stood-t.stood) > t.placedAt && now-r.sign < stoodStill:
+		// It works on others (the sign was not only moved by Stood): a queue there that nobody knew of (max_num_seqs) is
 		// no fault, and to take all that runs there away from it would make one.
 	default:
 		p.take(now, r, v, e.Evidence, e.RetryAfter)
