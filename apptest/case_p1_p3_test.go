@@ -14,30 +14,34 @@ import (
 // repeated, every account returns, and the replica is not blamed.
 func TestCaseP1ClientLeavesBeforeFirstByte(t *testing.T) {
 	t.Parallel()
-	leaveBy := func(body string, n int) func(*testing.T, *router) {
-		return func(t *testing.T, r *router) {
-			parallel(n, func(int) error {
-				ctx, cancel := context.WithTimeout(context.Background(), 500*time.Millisecond)
-				defer cancel()
-				_, err := r.try(ctx, chat, body)
-				if err == nil {
-					t.Error("an answer came from a replica that gives none")
-				}
-				return err
-			})
+	// All leave when all are at a replica, which seen counts.
+	leaveBy := func(body string, n int) func(*testing.T, *router, func() int) {
+		return func(t *testing.T, r *router, seen func() int) {
+			ctx, cancel := context.WithCancel(context.Background())
+			var all sync.WaitGroup
+			defer all.Wait()
+			defer cancel()
+			for range n {
+				all.Go(func() {
+					if _, err := r.try(ctx, chat, body); err == nil {
+						t.Error("an answer came from a replica that gives none")
+					}
+				})
+			}
+			r.eventually(10*time.Second, "all are at a replica", func() bool { return seen() == n })
 		}
 	}
-	halfThenReset := func(t *testing.T, r *router) {
+	halfThenReset := func(t *testing.T, r *router, seen func() int) {
 		c := r.dial()
 		c.send(request(chat, reqBody))
-		time.Sleep(50 * time.Millisecond)
+		r.eventually(10*time.Second, "it is at a replica", func() bool { return seen() == 1 })
 		c.k.CloseWrite()
-		time.Sleep(450 * time.Millisecond)
+		time.Sleep(100 * time.Millisecond)
 		c.reset()
 	}
 	for name, v := range map[string]struct {
 		n     int
-		leave func(*testing.T, *router)
+		leave func(*testing.T, *router, func() int)
 	}{
 		"body":              {1, leaveBy(reqBody, 1)},
 		"stream":            {1, leaveBy(reqStream, 1)},
@@ -46,19 +50,19 @@ func TestCaseP1ClientLeavesBeforeFirstByte(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			u1 := replica(t, func(c *conn) { c.waitClose(16 * time.Second) })
-			u2 := replica(t, func(c *conn) { c.waitClose(16 * time.Second) })
+			u1 := replica(t, func(c *conn) { c.waitClose(time.Minute) })
+			u2 := replica(t, func(c *conn) { c.waitClose(time.Minute) })
 			r := start(t, "log: {level: debug}\n", u1, u2)
-			v.leave(t, r)
-			r.zeroAccounts(4 * time.Second)
+			v.leave(t, r, func() int { return u1.count() + u2.count() })
+			r.zeroAccounts(20 * time.Second)
 			var closes []peerClose
-			r.eventually(6*time.Second, "all upstream connections are closed", func() bool {
+			r.eventually(20*time.Second, "all upstream connections are closed", func() bool {
 				closes = append(u1.peerCloses(), u2.peerCloses()...)
 				return len(closes) >= v.n
 			})
 			for _, c := range closes {
-				if !c.Closed || c.After > 3*time.Second {
-					t.Errorf("request %d: upstream closed %v after %v, want within 1.5 s (x2)", c.N, c.Closed, c.After)
+				if !c.Closed || c.After > 20*time.Second { // how fast it is: TestClientGoneLatency
+					t.Errorf("request %d: upstream closed %v after %v", c.N, c.Closed, c.After)
 				}
 			}
 			if n := u1.count() + u2.count(); n != v.n || len(closes) != v.n {

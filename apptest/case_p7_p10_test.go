@@ -102,7 +102,7 @@ func TestCaseP7NoBatching(t *testing.T) {
 			c.chunk(e)
 			select {
 			case <-seen:
-			case <-time.After(5 * time.Second):
+			case <-time.After(30 * time.Second):
 				late <- i
 				c.close()
 				return

@@ -1,6 +1,7 @@
 package apptest
 
 import (
+	"net"
 	"os/exec"
 	"path/filepath"
 	"sort"
@@ -76,14 +77,20 @@ func TestDrain(t *testing.T) {
 		c.chunk(frame(2) + frameFin + frameDone)
 		c.end()
 	})
-	r := startConfig(t, poolYAML("main", u1.url()), "--timeouts.drain_delay=2s")
+	r := startConfig(t, poolYAML("main", u1.url()), "--timeouts.drain_delay=5s")
 	c := r.dial()
 	c.send(request(chat, reqStream))
 	c.until(`"t1"`, 10*time.Second)
 	r.cmd.Process.Signal(syscall.SIGTERM)
-	r.eventually(time.Second, "/readyz is 503", func() bool { return r.get("/readyz").Status == 503 })
+	r.eventually(4*time.Second, "/readyz is 503", func() bool { return r.get("/readyz").Status == 503 })
 	wantOK(t, r.post(chat, reqBody))
-	time.Sleep(2500 * time.Millisecond)
+	r.eventually(20*time.Second, "new connections are refused", func() bool {
+		k, err := net.Dial("tcp", r.Addr)
+		if err == nil {
+			k.Close()
+		}
+		return err != nil
+	})
 	select {
 	case <-r.exited:
 		t.Fatalf("the router left with a stream running: %v", r.exitErr)

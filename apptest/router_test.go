@@ -279,7 +279,7 @@ func (r *router) finish() {
 	}
 	r.ended = true
 	if !r.noEndCheck {
-		r.zeroAccounts(4 * time.Second)
+		r.zeroAccounts(20 * time.Second)
 	}
 	r.terminate(20 * time.Second)
 }
@@ -385,7 +385,7 @@ func label(k, v string) string { return fmt.Sprintf("%s=%q", k, v) }
 // wantMetric waits until a sum has a value.
 func (r *router) wantMetric(want float64, name string, labels ...string) {
 	r.t.Helper()
-	end := time.Now().Add(4 * time.Second)
+	end := time.Now().Add(20 * time.Second)
 	for {
 		got := r.sum(name, labels...)
 		if got == want {
