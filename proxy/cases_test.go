@@ -136,9 +136,9 @@ func TestFailureBeforeContentFailsOver(t *testing.T) {
 				big := strings.Replace(body, "hi", strings.Repeat("hello ", 50000), 1)
 				bad, good := newFakeReplica(t, h), newFakeReplica(t, ok)
 				g := newRig(t, []*fakeReplica{bad, good}, func(o *Options, _ *admission.Config) {
-					o.FirstToken, o.AnswerTimeout, o.FirstTokenFactor = 3*time.Second, 3*time.Second, 0.001
+					o.FirstToken, o.AnswerTimeout, o.FirstTokenFactor = 20*time.Second, 20*time.Second, 0.001
 					if name == "never answers" || name == "headers only" {
-						o.FirstToken, o.AnswerTimeout = time.Second, time.Second
+						o.FirstToken, o.AnswerTimeout = 3*time.Second, 3*time.Second // the good one has to answer in that time
 					}
 				})
 				for i := 0; i < 6; i++ {
@@ -377,7 +377,7 @@ func TestEventsAreNotBatched(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer c.Close()
-	_ = c.SetDeadline(time.Now().Add(10 * time.Second))
+	_ = c.SetDeadline(time.Now().Add(time.Minute))
 	_, _ = io.WriteString(c, chat(sseBody))
 	got := ""
 	buf := make([]byte, 4096)

@@ -174,7 +174,7 @@ func TestTLS(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_ = c.SetDeadline(time.Now().Add(20 * time.Second))
+	_ = c.SetDeadline(time.Now().Add(time.Minute))
 	br := bufio.NewReader(c)
 	for i := range 4 {
 		_, _ = io.WriteString(c, chat([]string{plainBody, sseBody}[i%2]))

@@ -66,7 +66,7 @@ func newRig(t *testing.T, replicas []*fakeReplica, options ...rigOption) *rig {
 	served := make(chan error, 1)
 	go func() { served <- p.Serve(ln) }()
 	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 		defer cancel()
 		if err := p.Shutdown(ctx); err != nil {
 			t.Errorf("shutdown: %v", err)
@@ -124,7 +124,7 @@ func (g *rig) do(raw string) answer {
 		g.t.Fatal(err)
 	}
 	defer c.Close()
-	_ = c.SetDeadline(time.Now().Add(20 * time.Second))
+	_ = c.SetDeadline(time.Now().Add(time.Minute))
 	if _, err := io.WriteString(c, raw); err != nil {
 		g.t.Fatal(err)
 	}
@@ -167,7 +167,7 @@ func chat(body string, headers ...string) string {
 func (g *rig) settled() {
 	g.t.Helper()
 	var why string
-	for end := time.Now().Add(5 * time.Second); time.Now().Before(end); time.Sleep(2 * time.Millisecond) {
+	for end := time.Now().Add(30 * time.Second); time.Now().Before(end); time.Sleep(2 * time.Millisecond) {
 		why = g.unsettled()
 		if why == "" {
 			return
