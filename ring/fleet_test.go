@@ -142,7 +142,7 @@ func (f *testFleet) drive(rng *rand.Rand, fronts []*front, shares []int, rate fl
 			at -= shares[k]
 			k++
 		}
-		prompt := int(200 * math.Exp(rng.NormFloat64()))
+		prompt := int(200 * math.Exp(0.5*rng.NormFloat64()))
 		f.wg.Add(1)
 		go fronts[k].serve(prompt, time.Duration(50+prompt/10)*time.Millisecond, time.Duration(1500+rng.IntN(1000))*time.Millisecond)
 		for time.Now().After(next) && time.Now().After(half) {
