@@ -74,7 +74,12 @@ type reply struct {
 	ctype   string
 	headers string // further header lines, each with CRLF
 	body    []byte
+	length  int // of the body that a HEAD was not sent; noLength = none is said
 }
+
+// noLength leaves Content-Length out: 204 and 304 must not or need not have
+// one, and of a service's HEAD it may not be known.
+const noLength = -1
 
 // reply writes one whole answer of the router's own.
 func (f *flight) reply(a reply) {
@@ -87,9 +92,12 @@ func (f *flight) reply(a reply) {
 	if a.ctype != "" {
 		b = append(append(append(b, "Content-Type: "...), a.ctype...), "\r\n"...)
 	}
-	b = append(b, "Content-Length: "...)
-	b = strconv.AppendInt(b, int64(len(a.body)), 10)
-	b = append(b, "\r\n\r\n"...)
+	if a.length != noLength {
+		b = append(b, "Content-Length: "...)
+		b = strconv.AppendInt(b, int64(max(a.length, len(a.body))), 10)
+		b = append(b, "\r\n"...)
+	}
+	b = append(b, "\r\n"...)
 	if !f.req.head {
 		b = append(b, a.body...)
 		f.sent = int64(len(a.body))

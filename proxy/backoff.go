@@ -105,12 +105,18 @@ func (f *flight) unsafe(e fleet.Evidence) bool {
 	case fleet.EvidenceRefused, fleet.EvidenceBusy, fleet.EvidenceDraining, fleet.EvidenceOK:
 		return false // it was not taken on
 	}
+	return !f.namesItself()
+}
+
+// namesItself tells whether the client says by an Idempotency-Key that a repeat
+// does no harm.
+func (f *flight) namesItself() bool {
 	for line := range bytes.Lines(f.req.headers) {
 		if name, _, ok := bytes.Cut(line, []byte(":")); ok && bytes.EqualFold(name, []byte("Idempotency-Key")) {
-			return false
+			return true
 		}
 	}
-	return true
+	return false
 }
 
 // tooLate tells that not even the first token of another attempt would be in

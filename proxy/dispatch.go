@@ -45,7 +45,7 @@ func (f *flight) classifyPath() {
 		}
 	}
 	for _, s := range f.p.services {
-		if bytes.HasPrefix(uri, s.prefix) {
+		if bytes.HasPrefix(uri, s.prefix) && !climbs(uri) {
 			q.path, q.service = pathService, s
 			return
 		}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/url"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -34,6 +35,11 @@ const (
 	breakerOpen  = time.Second
 	breakerMax   = 2 * time.Second
 )
+
+// serviceIdle is how long an idle connection to a service is kept. Servers
+// close theirs too (uvicorn and Node after 5 s, gunicorn after 2 s), and what is
+// sent on one that was just closed is lost: it is not repeated.
+const serviceIdle = time.Second
 
 // breaker is a service's. now is seconds.
 type breaker struct {
@@ -106,7 +112,7 @@ func newService(o ServiceOptions, reg *telemetry.Registry, maxBody int) (*servic
 	}
 	s := &service{o: o, host: u.Host, prefix: []byte(o.Prefix), client: &fasthttp.HostClient{
 		Addr: addr, IsTLS: u.Scheme == "https", Name: "penstock", MaxConns: o.Connections, MaxResponseBodySize: max(maxBody, 1<<20),
-		ReadTimeout: o.Timeout, WriteTimeout: o.Timeout, NoDefaultUserAgentHeader: true, DisablePathNormalizing: true,
+		MaxIdleConnDuration: serviceIdle, ReadTimeout: o.Timeout, WriteTimeout: o.Timeout, NoDefaultUserAgentHeader: true, DisablePathNormalizing: true,
 		RetryIfErr: func(*fasthttp.Request, int, error) (bool, bool) { return false, false }, // never repeated: it may have effects
 	}}
 	s.ok = reg.Counter(telemetry.ServiceRequests, o.Name, "ok")
@@ -141,15 +147,63 @@ func (s *service) serve(f *flight) *wire.Error {
 	}
 	if err != nil {
 		s.failed.Inc()
-		return wire.ServiceUnavailable(s.o.Name, "service %s did not answer", s.o.Name)
+		e := wire.ServiceUnavailable(s.o.Name, "service %s did not answer", s.o.Name)
+		var dial *fasthttp.ErrDialWithUpstream // it cannot have seen the request
+		e.Retry = errors.As(err, &dial) || f.safeAgain()
+		return e
 	}
 	if good = resp.StatusCode() < 500; good {
 		s.ok.Inc()
 	} else {
 		s.failed.Inc()
 	}
-	f.reply(reply{status: resp.StatusCode(), ctype: string(resp.Header.ContentType()), headers: serviceHeaders(resp), body: resp.Body()})
+	resp.Header.SetNoDefaultContentType(true)
+	f.reply(reply{status: resp.StatusCode(), ctype: string(resp.Header.ContentType()), headers: serviceHeaders(resp), body: resp.Body(), length: f.serviceLength(resp)})
 	return nil
+}
+
+// serviceLength is what reply says of the length beyond the body's own.
+func (f *flight) serviceLength(resp *fasthttp.Response) int {
+	switch status := resp.StatusCode(); {
+	case status == 204 || status == 304:
+		return noLength
+	case f.req.head:
+		return max(resp.Header.ContentLength(), noLength)
+	}
+	return 0
+}
+
+// safeAgain tells whether a service may get the request a second time: by its
+// method, or because the client says so.
+func (f *flight) safeAgain() bool {
+	return f.req.method != "POST" && f.req.method != "PATCH" || f.namesItself()
+}
+
+// climbs tells whether a path has a segment that leaves its folder, also one
+// written so that only the service would see it (%2e, %2f, a backslash, a
+// path parameter). A service is given its prefix and nothing above it.
+func climbs(path []byte) bool {
+	dots, only := 0, true // of the segment so far
+	for i := 0; i < len(path); i++ {
+		c := path[i]
+		if c == '%' && i+2 < len(path) {
+			if v, err := strconv.ParseUint(string(path[i+1:i+3]), 16, 8); err == nil {
+				c, i = byte(v), i+2
+			}
+		}
+		switch c {
+		case '/', '\\', ';':
+			if only && dots == 2 {
+				return true
+			}
+			dots, only = 0, true
+		case '.':
+			dots++
+		default:
+			only = false
+		}
+	}
+	return only && dots == 2
 }
 
 // request makes the service's request of what the flight owns. The client's
