@@ -58,7 +58,7 @@ func (st *stage) makeNetwork() error {
 		return err
 	}
 	for i := range n {
-		addr, err := freeAddr()
+		addr, err := st.freeAddr()
 		if err != nil {
 			return err
 		}

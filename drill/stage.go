@@ -19,6 +19,7 @@ import (
 
 	"github.com/penstock/penstock/bench/model"
 	"github.com/penstock/penstock/bench/replica"
+	"github.com/penstock/penstock/internal/freeport"
 )
 
 // stage is everything a drill runs on: replicas, services, router processes.
@@ -34,6 +35,7 @@ type stage struct {
 	routers  []*router
 	vars     map[string]string
 	net      *network // of several routers
+	ports    []func() // each gives one port back
 }
 
 // actor is one emulated replica. It keeps its address over a kill and heal.
@@ -106,13 +108,14 @@ type router struct {
 	exited        chan struct{}
 }
 
-func freeAddr() (string, error) {
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return "", err
+// freeAddr returns an address that is the stage's until it is closed: what is
+// down there stays refused.
+func (st *stage) freeAddr() (string, error) {
+	addr, release, err := freeport.Reserve()
+	if err == nil {
+		st.ports = append(st.ports, release)
 	}
-	defer ln.Close()
-	return ln.Addr().String(), nil
+	return addr, err
 }
 
 func newStage(sc *Scenario, binary string, env []string) (st *stage, err error) {
@@ -135,7 +138,7 @@ func newStage(sc *Scenario, binary string, env []string) (st *stage, err error) 
 		}
 	}
 	for _, spec := range sc.Services {
-		addr, err := freeAddr()
+		addr, err := st.freeAddr()
 		if err != nil {
 			return st, err
 		}
@@ -160,7 +163,7 @@ func newStage(sc *Scenario, binary string, env []string) (st *stage, err error) 
 }
 
 func (st *stage) addReplica(g ReplicaGroup, name string) error {
-	addr, err := freeAddr()
+	addr, err := st.freeAddr()
 	if err != nil {
 		return err
 	}
@@ -205,11 +208,11 @@ func (st *stage) expand(s string) string {
 
 // startRouter writes the configuration and starts a router process on it.
 func (st *stage) startRouter(i int) error {
-	pub, err := freeAddr()
+	pub, err := st.freeAddr()
 	if err != nil {
 		return err
 	}
-	adm, err := freeAddr()
+	adm, err := st.freeAddr()
 	if err != nil {
 		return err
 	}
@@ -408,6 +411,9 @@ func (st *stage) close() {
 	}
 	for _, s := range st.services {
 		s.down()
+	}
+	for _, release := range st.ports {
+		release()
 	}
 	if os.Getenv("PENSTOCK_DRILL_KEEP") == "" { // kept for a look at the routers' logs
 		os.RemoveAll(st.dir)
