@@ -7,54 +7,84 @@ import (
 	"github.com/penstock/penstock/scorer"
 )
 
-// drainRate measures the token-work per second that leaves the router: for
+// drainRate measures the token-work per second that can leave the router: for
 // replicas, or shed from the queue.
 type drainRate struct {
-	rate  float64
-	since float64
-	sum   float64
-	any   bool
+	rate float64
+	sum  float64
+	any  bool
+}
+
+func (d *drainRate) add(work float64) {
+	d.any = true
+	d.sum += work
+}
+
+// roll ends a window. What leaves while nobody waits is what was asked for, and
+// only the least of what can leave: a quiet hour must not make the first wait
+// after it look like an hour.
+func (d *drainRate) roll(seconds float64, waited bool) {
+	r := d.sum / seconds
+	d.sum = 0
+	switch {
+	case !d.any:
+	case d.rate == 0:
+		d.rate = r
+	case waited || r > d.rate:
+		d.rate += 0.5 * (r - d.rate)
+	}
 }
 
 // rateWindow is the time over which the rate is measured, seconds.
 const rateWindow = 1.0
 
-func (d *drainRate) add(now, work float64) {
-	if !d.any {
-		d.any, d.since = true, now
-	}
-	d.sum += work
-	d.roll(now)
-}
-
-func (d *drainRate) roll(now float64) {
-	if !d.any || now-d.since < rateWindow {
-		return
-	}
-	r := d.sum / (now - d.since)
-	if d.rate == 0 {
-		d.rate = r
-	} else {
-		d.rate += 0.5 * (r - d.rate)
-	}
-	d.since, d.sum = now, 0
-}
-
 // rates are what leaves the router, by class.
 type rates struct {
-	left   []drainRate // for replicas, or shed from the queue
-	placed []drainRate // for replicas
+	left    []drainRate // for replicas, or shed from the queue
+	placed  []drainRate // for replicas
+	since   float64     // start of the window
+	waiting bool        // somebody has waited since then
+	refused bool        // somebody was refused in it
 }
 
 func (r *rates) init(classes int) {
 	r.left, r.placed = make([]drainRate, classes), make([]drainRate, classes)
 }
 
-func (r *rates) roll(now float64) {
-	for i := range r.left {
-		r.left[i].roll(now)
-		r.placed[i].roll(now)
+// wait takes note that somebody waits. The first one begins a window: what left
+// just before it filled the replicas and is no rate.
+func (r *rates) wait(now float64) {
+	if r.waiting {
+		return
 	}
+	r.waiting, r.since = true, now
+	for i := range r.left {
+		r.left[i].sum, r.placed[i].sum = 0, 0
+	}
+}
+
+// refuse takes note that somebody is refused.
+func (r *rates) refuse(now float64) {
+	r.wait(now)
+	r.refused = true
+}
+
+// roll ends a window that is over; waiting tells whether somebody waits now. One
+// in which nothing left goes on: a second without replicas is not a rate.
+func (r *rates) roll(now float64, waiting bool) {
+	seconds, sum := now-r.since, 0.0
+	for i := range r.left {
+		sum += r.left[i].sum
+	}
+	if seconds < rateWindow || sum == 0 {
+		return
+	}
+	waited := r.waiting && (waiting || r.refused)
+	for i := range r.left {
+		r.left[i].roll(seconds, waited)
+		r.placed[i].roll(seconds, waited)
+	}
+	r.since, r.waiting, r.refused = now, waiting, false
 }
 
 // from is the rate of the classes from c on: what one of class c can have, since
@@ -82,7 +112,7 @@ func (p *Pool) forecast(now float64, w *fleet.Work, why Reason) float64 {
 		// probes find one within that time.
 		return noReplicaWait
 	}
-	p.rates.roll(now)
+	p.rates.roll(now, p.held.count > 0)
 	c := int(w.Class)
 	above := 0.0
 	for i := range c {
@@ -129,6 +159,7 @@ func (p *Pool) retryAfter(now float64, t *Ticket, why Reason) float64 {
 	wait *= 1 - jitter + 2*jitter*unit(p.turns.serial)
 	wait = max(leastWait, min(wait, mostWait))
 	if why == ReasonCapacity || why == ReasonQueueFull {
+		p.rates.refuse(now)
 		t.turn = p.turns.add(now, wait, int(t.Work.Class), p.tokenWork(&t.Work))
 	}
 	return wait

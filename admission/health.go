@@ -22,7 +22,7 @@ func (p *Pool) tick(now float64) {
 		return
 	}
 	p.nextTick = now + tickEvery
-	p.rates.roll(now)
+	p.rates.roll(now, p.held.count > 0)
 	p.applyScales(now)
 	p.countCrowd(now)
 	in, next := false, -1

@@ -118,7 +118,7 @@ func (h *heldQueue) serve(class int, tenant uint32, work float64) {
 	}
 }
 
-// waited tells whether a class may have its turn by its minimum share.
+// due tells whether a class may have its turn by its minimum share.
 func (h *heldQueue) due(class int) bool {
 	b := &h.bands[class]
 	return b.count > 0 && b.credit >= b.first.work
@@ -301,6 +301,7 @@ func (p *Pool) hold(now float64, t *Ticket) Decision {
 	}
 	t.phase = phaseHeld
 	t.Decision = Decision{Verdict: Held}
+	p.rates.wait(now)
 	p.held.insert(t)
 	p.stats.EverHeld++
 	return t.Decision
@@ -401,7 +402,7 @@ func (p *Pool) shedNow(now float64, t *Ticket, why Reason) Decision {
 // shedHeld takes a held ticket out; the next Advance returns it.
 func (p *Pool) shedHeld(now float64, t *Ticket, why Reason) {
 	p.held.remove(t)
-	p.rates.left[t.Work.Class].add(now, t.work) // it leaves the queue too
+	p.rates.left[t.Work.Class].add(t.work) // it leaves the queue too
 	p.shedNow(now, t, why)
 	t.phase = phaseOut
 	p.held.out = append(p.held.out, t)

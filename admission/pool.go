@@ -346,8 +346,8 @@ func (p *Pool) charge(now float64, t *Ticket, r *replica, pr *scorer.Prediction)
 	p.hot.used(t.Work.Blocks, p.hot.shared, r.spec.ID)
 	p.stats.Classes[t.Work.Class].Placed++
 	work := p.tokenWork(&t.Work)
-	p.rates.left[t.Work.Class].add(now, work)
-	p.rates.placed[t.Work.Class].add(now, work)
+	p.rates.left[t.Work.Class].add(work)
+	p.rates.placed[t.Work.Class].add(work)
 	if !t.charged {
 		t.charged = true
 		p.held.serve(int(t.Work.Class), t.Work.Tenant, work)

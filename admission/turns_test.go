@@ -139,3 +139,34 @@ func TestLowerClassIsToldALongerWait(t *testing.T) {
 		t.Errorf("the class above is told %+v, the one below %+v", high, low)
 	}
 }
+
+// What a quiet time asks for is not what the replicas can do: the first wait
+// after it is told by what could leave, not by how little did.
+func TestQuietTimeDoesNotLengthenTheForecast(t *testing.T) {
+	busy, now, _ := overloaded(t)
+	want := refused(t, busy, now, 7)
+
+	p, now, running := overloaded(t)
+	for range 2 { // the queue empties
+		running = next(t, p, now, running)
+		now++
+	}
+	p.Done(now, running, End{Outcome: Finished})
+	for range 600 { // one request in ten seconds
+		now += 10
+		x := classed(1, 0, 100)
+		p.Admit(now, x)
+		if x.Decision.Verdict != Placed {
+			t.Fatalf("not placed in a quiet time: %+v", x.Decision)
+		}
+		p.Done(now+0.5, x, End{Outcome: Finished})
+	}
+	now += 10
+	p.Admit(now, classed(1, 0, 100))
+	for range 2 {
+		mustHold(t, p, now, classed(1, 0, 100))
+	}
+	if got := refused(t, p, now, 7); got > 2*want || got < want/2 {
+		t.Errorf("Retry-After after a quiet time %.2f s, without one %.2f s", got, want)
+	}
+}
