@@ -160,8 +160,10 @@ func TestRandomLives(t *testing.T) {
 					{At: now, Broken: true},
 				}).Draw(t, "sample"))
 			case 13:
-				p.Peers(now, fmt.Sprint("peer", rapid.IntRange(0, 1).Draw(t, "peer")), rapid.SampledFrom([]map[fleet.ID]fleet.Load{nil,
+				peer := fmt.Sprint("peer", rapid.IntRange(0, 1).Draw(t, "peer"))
+				p.Peers(now, peer, rapid.SampledFrom([]map[fleet.ID]fleet.Load{nil,
 					{1: {Requests: 5, Prefilling: 2, PrefillTokens: 900, KVTokens: 4000, OutTokens: 500}}}).Draw(t, "loads"))
+				p.PeerHeld(peer, rapid.SampledFrom([][]int{nil, {0}, {3, 40}, {0, 0, 0, 7}}).Draw(t, "peer's held"))
 			}
 			if rapid.IntRange(0, 2).Draw(t, "settle") > 0 {
 				settle()
