@@ -155,7 +155,7 @@ const (
 	lateMax      = 4.0
 
 	marginQuantileITL = 0.997
-	marginStepITL     = 0.002
+	marginStepITL     = 0.005
 	marginMaxITL      = 0.3 // 1.35
 
 	// paceMost bounds how much faster than its profile the fleet is taken to
