@@ -17,7 +17,10 @@ import (
 	"testing/synctest"
 	"time"
 
+	"go.uber.org/zap"
+
 	"github.com/penstock/penstock/fleet"
+	"github.com/penstock/penstock/telemetry"
 )
 
 // seal encrypts a user message as memberlist does.
@@ -262,6 +265,26 @@ func TestOptionsAreRefusedByTheirName(t *testing.T) {
 	if _, err := ParseKeys([]byte(NewKey())); err != nil {
 		t.Error(err)
 	}
+}
+
+// A list of networks without the router's own address is told at the start:
+// memberlist would leave the router out of its own list, and fail on that later.
+func TestAllowWithoutItsOwnAddressIsRefused(t *testing.T) {
+	o := Options{Name: "r1", Keys: [][]byte{testKey}, Bind: "127.0.0.1:0", Allow: []string{"10.0.0.0/8"}, Metrics: telemetry.New(), Log: zap.NewNop(),
+		Snapshot: func(*Snapshot) {}, OnPeers: func([]PeerView) {}}
+	n, err := New(o)
+	if err == nil {
+		n.Close()
+		t.Fatal("it started")
+	}
+	if s := err.Error(); !strings.Contains(s, "peers: allow") || !strings.Contains(s, "127.0.0.1") {
+		t.Error(err)
+	}
+	o.Allow = append(o.Allow, "127.0.0.0/8")
+	if n, err = New(o); err != nil {
+		t.Fatal(err)
+	}
+	n.Close()
 }
 
 func TestRoutersOnTheLoopback(t *testing.T) {

@@ -86,6 +86,11 @@ func New(o Options) (*Node, error) {
 		n.guard.Shutdown()
 		return nil, fmt.Errorf("peers: %w", err)
 	}
+	if len(n.ml.Members()) == 0 { // memberlist would not have this router itself
+		ip, _, _ := n.guard.FinalAdvertiseAddr("", 0)
+		_ = n.ml.Shutdown()
+		return nil, fmt.Errorf("peers: allow leaves out this router's own address, %v, which its peers are told; put its network into it, or set advertise", ip)
+	}
 	ip, port, err := n.guard.FinalAdvertiseAddr("", 0)
 	if addr, ok := netip.AddrFromSlice(ip); ok && err == nil {
 		n.mu.Lock()
