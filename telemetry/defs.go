@@ -5,7 +5,7 @@ var (
 	Requests = &Def{"penstock_requests_total", Counter, []string{"path", "code"},
 		"Requests ended, by API path and by what the client was told (status code; 499 = the client left first; 502 also for a stream that broke after its 200)."}
 	Outcomes = &Def{"penstock_request_outcomes_total", Counter, []string{"outcome"},
-		"Requests by outcome: finished, failed, cancelled, shed, refused. Admitted = finished + failed + cancelled."}
+		"Requests by outcome: finished, failed, cancelled, shed, refused, local (answered without a replica). Admitted = finished + failed + cancelled."}
 	Attempts     = &Def{"penstock_attempts_total", Counter, []string{"replica"}, "Attempts sent to a replica."}
 	DeadlineLeft = &Def{"penstock_attempt_deadline_seconds", Histogram, []string{"attempt"},
 		"Time left until the request's deadline when an attempt is sent: first, next."}

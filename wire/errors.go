@@ -69,7 +69,7 @@ var errorTable = []ErrorEntry{
 	{CodeNotReady, 503, "server_error", "api_error", false, 1, true, "/readyz: a configured pool has no reachable replica, or the router drains"},
 	{CodeJWKSUnavailable, 503, "server_error", "api_error", false, 5, true, "no signing key was ever fetched"},
 	{CodeBudgetStoreUnavailable, 503, "server_error", "api_error", false, 5, true, "the shared budget store is unreachable: refused, not un-metered"},
-	{CodeServiceUnavailable, 503, "server_error", "api_error", false, 5, true, "the auxiliary service NAME is down"},
+	{CodeServiceUnavailable, 503, "server_error", "api_error", false, 5, true, "the auxiliary service NAME is down; `x-should-retry: false` when it may have got a POST or PATCH that names no Idempotency-Key"},
 	{CodeDeadlineExceeded, 504, "server_error", "api_error", false, 0, false, "the deadline passed; as an event when the answer had begun"},
 }
 
