@@ -196,7 +196,7 @@ func (f *flight) appendBusyHeaders(dst []byte, h *answerHead, has bool) []byte {
 	}
 	dst = append(dst, "retry-after-ms: "...)
 	dst = strconv.AppendInt(dst, int64(s*1000), 10)
-	if f.attempts >= f.p.opt.Attempts {
+	if f.attemptsSpent() {
 		return append(dst, "\r\nx-should-retry: false\r\n"...)
 	}
 	return append(dst, "\r\nx-should-retry: true\r\n"...)

@@ -99,11 +99,17 @@ func (f *flight) giveUp(last result) {
 	f.fail(e)
 }
 
+// attemptsSpent tells that the request has had its attempts: the router's own, and each
+// repeat of the client's SDK as one.
+func (f *flight) attemptsSpent() bool {
+	return f.attempts+int(f.req.retries) >= f.p.opt.Attempts
+}
+
 // allowRepeat tells the client when to come again if the request has an attempt
 // left that the router does not make itself: no good replica is there now, or
 // what fails together would be more than the attempt budget.
 func (f *flight) allowRepeat(e *wire.Error) {
-	if f.attempts+int(f.req.retries) >= f.p.opt.Attempts {
+	if f.attemptsSpent() {
 		return
 	}
 	wait := 1.0

@@ -114,3 +114,17 @@ func TestContextOfReplicas(t *testing.T) {
 	}
 	g.settled()
 }
+
+// A replica's own 503 is passed on with the truth about the request's attempts:
+// a repeat of the client's SDK has used one, however often it says it tried.
+func TestBusyAnswersCountTheClientsOwnRepeats(t *testing.T) {
+	for retries, want := range map[string]string{"0": "true", "1": "false", "99": "false"} {
+		r := newFakeReplica(t, func(c *fakeConn) { c.json(503, `{"error":{"message":"full"}}`, "") })
+		g := newRig(t, []*fakeReplica{r})
+		a := g.do(chat(plainBody, "X-Stainless-Retry-Count: "+retries))
+		if a.status != 503 || !strings.Contains(a.body, "full") || a.headers.Get("X-Should-Retry") != want || a.headers.Get("Retry-After-Ms") == "" {
+			t.Errorf("repeat %s: %d %v %s, want x-should-retry: %s", retries, a.status, a.headers, a.body, want)
+		}
+		g.settled()
+	}
+}
