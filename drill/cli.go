@@ -2,6 +2,7 @@ package drill
 
 import (
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -22,7 +23,9 @@ func Main(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		fmt.Fprint(stderr, "usage: penstock drill [flags] list | all | NAME...\n\nPlays failure scenarios on the loopback against a real router process and emulated replicas.\nExit status 0 only when every assertion held.\n\n")
 		fs.PrintDefaults()
 	}
-	if err := fs.Parse(args); err != nil {
+	if err := fs.Parse(args); errors.Is(err, flag.ErrHelp) {
+		return 0
+	} else if err != nil {
 		return 2
 	}
 	list, err := selected(fs.Args(), *file)
@@ -54,6 +57,9 @@ func Main(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 
 func selected(args []string, file string) ([]*Scenario, error) {
 	if file != "" {
+		if len(args) > 0 {
+			return nil, fmt.Errorf("--file plays that file; leave %q out", args[0])
+		}
 		data, err := os.ReadFile(file)
 		if err != nil {
 			return nil, err
@@ -66,6 +72,9 @@ func selected(args []string, file string) ([]*Scenario, error) {
 	}
 	var list []*Scenario
 	for _, n := range args {
+		if n == "all" || n == "list" {
+			return nil, fmt.Errorf("%s stands alone: it is every drill", n)
+		}
 		s, err := Find(n)
 		if err != nil {
 			return nil, err

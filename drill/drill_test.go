@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 )
@@ -158,6 +159,30 @@ func TestDrillThatCannotBePlayedFails(t *testing.T) {
 		var out, errs bytes.Buffer
 		if code := Main(t.Context(), []string{"--binary", "/nowhere/penstock", name}, &out, &errs); code != 1 || !strings.Contains(out.String(), "drill "+name+": FAILED") {
 			t.Errorf("exit status %d, %s%s", code, &out, &errs)
+		}
+	}
+}
+
+// What would be left out or misread is told before anything is played.
+func TestCommandLineIsReadWhole(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "x.yaml")
+	if err := os.WriteFile(file, []byte("name: x\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		args []string
+		code int
+		want string
+	}{
+		{[]string{"list", "client-4xx"}, 2, "list stands alone"},
+		{[]string{"client-4xx", "all"}, 2, "all stands alone"},
+		{[]string{"--file", file, "client-4xx"}, 2, `leave "client-4xx" out`},
+		{[]string{"--file", file}, 2, "title is missing"},
+		{[]string{"--help"}, 0, "usage: penstock drill"},
+	} {
+		var out, errs bytes.Buffer
+		if code := Main(t.Context(), c.args, &out, &errs); code != c.code || !strings.Contains(errs.String(), c.want) {
+			t.Errorf("%q: exit status %d, %s%s", c.args, code, &out, &errs)
 		}
 	}
 }
