@@ -106,8 +106,14 @@ func readPrompts(file string) ([]prompt, error) {
 			continue
 		}
 		var p prompt
-		if err := json.Unmarshal(sc.Bytes(), &p); err != nil {
+		// Strictly: with a slip in "contains" any answer would pass.
+		dec := json.NewDecoder(bytes.NewReader(sc.Bytes()))
+		dec.DisallowUnknownFields()
+		if err := dec.Decode(&p); err != nil {
 			return nil, fmt.Errorf("%s:%d: %w", file, n, err)
+		}
+		if dec.More() {
+			return nil, fmt.Errorf("%s:%d: more than one value in the line", file, n)
 		}
 		if (p.Prompt == "") == (len(p.Messages) == 0) {
 			return nil, fmt.Errorf(`%s:%d: needs "prompt" or "messages"`, file, n)
