@@ -3,7 +3,9 @@ package proxy
 import (
 	"bytes"
 	"encoding/json"
+	"time"
 
+	"github.com/penstock/penstock/admission"
 	"github.com/penstock/penstock/fleet"
 	"github.com/penstock/penstock/internal/mutant"
 	"github.com/penstock/penstock/wire"
@@ -148,7 +150,12 @@ func (f *flight) dispatch() {
 		f.fail(e)
 		return
 	}
-	table := f.p.routes.Load()
+	f.setClass()
+	f.setDeadlines()
+	table := f.table()
+	if table == nil {
+		return
+	}
 	f.targets = table.lookup(f.body.Model)
 	onLadder := table.byName[f.body.Model]
 	if onLadder != nil && onLadder.ladder == nil {
@@ -159,8 +166,6 @@ func (f *flight) dispatch() {
 		f.fail(errModel(f.body.Model))
 		return
 	}
-	f.setClass()
-	f.setDeadlines()
 	if q.identity.Tenant != "" {
 		f.tenantID = f.p.tenants.id(q.identity.Tenant)
 	} else {
@@ -170,6 +175,32 @@ func (f *flight) dispatch() {
 		return
 	}
 	f.serve()
+}
+
+// A request for an alias waits so long until a replica has told which model it
+// stands for: sent as it is, a replica would not know the name.
+const (
+	unreadWait = 5 * time.Second
+	unreadLook = 10 * time.Millisecond
+)
+
+// table is the routes of now; nil when the request was answered instead.
+func (f *flight) table() *routes {
+	t := f.p.routes.Load()
+	for began := time.Now(); t.unread[f.body.Model] && t.byName[f.body.Model] == nil; t = f.p.routes.Load() {
+		switch now := time.Now(); {
+		case now.After(f.deadlineAt):
+			f.expire()
+			return nil
+		case now.Sub(began) > unreadWait:
+			f.refuse(admission.Decision{Verdict: admission.Shed, Reason: admission.ReasonNoReplica, RetryAfter: 2}, result{})
+			return nil
+		case f.why() != causeNone || !f.pause(unreadLook):
+			f.cancelledWhile(phaseHeld)
+			return nil
+		}
+	}
+	return t
 }
 
 // takeLimit takes one place of the tenant's limit; end gives it back.

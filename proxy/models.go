@@ -80,13 +80,14 @@ type target struct {
 // routes is the table of all names; replaced as a whole when anything changes.
 type routes struct {
 	byName map[string]*route
-	any    []target // pools that take any name: nothing is known of what they serve
-	list   []byte   // the body of GET /v1/models
+	any    []target        // pools that take any name: nothing is known of what they serve
+	unread map[string]bool // aliases whose model is not known yet: no replica has told what it serves
+	list   []byte          // the body of GET /v1/models
 }
 
 // reroute builds the table anew. Under repMu.
 func (p *Proxy) reroute() {
-	t := &routes{byName: make(map[string]*route)}
+	t := &routes{byName: make(map[string]*route), unread: make(map[string]bool)}
 	for _, pl := range p.pools {
 		p.routePool(t, pl)
 	}
@@ -141,6 +142,7 @@ func (p *Proxy) routePool(t *routes, pl *pool) {
 			to = m
 		}
 		if to == "" {
+			t.unread[a] = true
 			continue
 		}
 		info := infos[to]
