@@ -270,6 +270,23 @@ func TestSimMain(t *testing.T) {
 	}
 }
 
+// What is wrong on the command line is told at once, by the flag's name.
+func TestMainRefusesBadFlags(t *testing.T) {
+	for flag, args := range map[string][]string{
+		"--seeds":    {"--seeds", "0"},
+		"--scale":    {"--scale", "NaN"},
+		"--workers":  {"--workers", "-1"},
+		"--policies": {"--policies", "penstock,penstock"},
+		"--doc":      {"--doc", "/nowhere/page.md"},
+		"suite":      {"suite"},
+	} {
+		var out, errs bytes.Buffer
+		if code := Main(append(args, "--quiet"), &out, &errs); code != 2 || !strings.Contains(errs.String(), flag) {
+			t.Errorf("%v: status %d, %s", args, code, errs.String())
+		}
+	}
+}
+
 func TestCapacitySweep(t *testing.T) {
 	ps, _ := ParsePolicies("penstock_nohold,round_robin")
 	var b bytes.Buffer

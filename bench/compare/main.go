@@ -2,10 +2,12 @@ package compare
 
 import (
 	"encoding/json"
+	"errors"
 	"flag"
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 	"strings"
 
 	"github.com/penstock/penstock/bench/sim"
@@ -59,11 +61,16 @@ func Main(args []string, stdout, stderr io.Writer) int {
 	from := fs.String("from", "", "instead of running, join the results in these JSON files, separated by commas")
 	quiet := fs.Bool("quiet", false, "no progress")
 	capacity := fs.Bool("capacity", false, "instead of the suite, sweep the rate of its usual stream: goodput and knee of each policy")
-	if fs.Parse(args) != nil {
+	if err := fs.Parse(args); errors.Is(err, flag.ErrHelp) {
+		return 0
+	} else if err != nil {
 		return 2
 	}
-	var err error
-	if o.Scenarios, err = pick(*scenarios); err == nil && *policies != "" {
+	err := o.check(fs.Args(), out)
+	if err == nil {
+		o.Scenarios, err = pick(*scenarios)
+	}
+	if err == nil && *policies != "" {
 		o.Policies, err = ParsePolicies(*policies)
 	}
 	if err != nil {
@@ -107,6 +114,29 @@ func Main(args []string, stdout, stderr io.Writer) int {
 		}
 	}
 	return 0
+}
+
+// check refuses what would be found after minutes, or would run nothing.
+func (o *Options) check(rest []string, out map[string]*string) error {
+	switch {
+	case len(rest) > 0:
+		return fmt.Errorf("%q is no flag: flags begin with --, values follow them", rest[0])
+	case o.Seeds < 1:
+		return fmt.Errorf("--seeds: %d is less than 1", o.Seeds)
+	case !(o.Scale > 0) || o.Scale > 100:
+		return fmt.Errorf("--scale: %g is not over 0 and up to 100", o.Scale)
+	case o.Workers < 0:
+		return fmt.Errorf("--workers: %d is less than 0", o.Workers)
+	}
+	for kind, path := range out {
+		if *path == "" {
+			continue
+		}
+		if i, err := os.Stat(filepath.Dir(*path)); err != nil || !i.IsDir() {
+			return fmt.Errorf("--%s: %s: its folder is not there", kind, *path)
+		}
+	}
+	return nil
 }
 
 // join reads results of parts of the suite and puts them in the suite's order.

@@ -5,6 +5,7 @@ package compare
 import (
 	"fmt"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/penstock/penstock/admission"
@@ -222,7 +223,11 @@ func DefaultPolicies() []Policy {
 // Penstock's admission.
 func ParsePolicies(s string) ([]Policy, error) {
 	var out []Policy
-	for _, n := range strings.Split(s, ",") {
+	names := strings.Split(s, ",")
+	for i, n := range names {
+		if n == "" || slices.Contains(names[:i], n) {
+			return nil, fmt.Errorf("--policies: %q is empty or there twice", n)
+		}
 		core, hold := strings.CutSuffix(n, "+hold")
 		p := Policy{Name: n, Core: core, Hold: hold}
 		if n == "penstock" {

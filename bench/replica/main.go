@@ -39,6 +39,17 @@ func Main(args []string, stdout, stderr io.Writer) int {
 	if fs.Parse(args) != nil {
 		return 2
 	}
+	switch {
+	case fs.NArg() > 0:
+		fmt.Fprintf(stderr, "bench replica: %q is no flag\n", fs.Arg(0))
+		return 2
+	case *count < 1:
+		fmt.Fprintf(stderr, "bench replica: --count: %d is less than 1\n", *count)
+		return 2
+	case !(o.Speed > 0):
+		fmt.Fprintf(stderr, "bench replica: --speed: %g is not over 0\n", o.Speed)
+		return 2
+	}
 	p, ok := model.ByName(*profile)
 	if !ok {
 		fmt.Fprintf(stderr, "bench replica: --profile: unknown profile %q (known: %s)\n", *profile, strings.Join(model.Names(), ", "))
