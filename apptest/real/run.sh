@@ -7,11 +7,14 @@
 # also installs vLLM from PyPI (about 2.5 GB). `run.sh engine abort` plays only
 # these faults (of kill, drain, hang, engine, abort) after the first checks.
 #
-# Last runs, 30 November 2026, vLLM 0.32.0 on two cores that others used too, load 9 to 18; all checks of these faults held:
-#   kill, drain at c8709df  116 and 139 requests, 0 errors before an answer began; used again 4.8 and 5.1 s after the restart
-#   hang at 4162573         222 requests, 0 errors before an answer began, 1 attempt from 10 to 20 s on; used again 2.6 s after it woke
-#   engine at 4162573       4 of 4 streams end in an explicit error, each a 502 in metric and log; 151 requests after it, 0 errors
-#   abort at 27771d4        12 failovers for "abort"; 18 of 18 whole answers and 14 of 14 streams that had not begun ended well
+# Last runs, 30 November 2026, vLLM 0.32.0 on two cores that others used too:
+#   kill, drain, hang, engine, all at e7cadb6 in one run, all their checks held
+#     kill, drain  154 and 187 requests, 0 errors before an answer began; used again 2.7 and 3.2 s after the restart
+#     hang         235 requests, 0 errors before an answer began, 0 attempts from 10 to 20 s on; used again 3.1 s after it woke
+#     engine       4 of 4 streams end in an explicit error, each a 502 in metric and log; 80 requests after it, 0 errors
+#   abort at 27771d4   12 failovers for "abort"; 18 of 18 whole answers and 14 of 14 streams that had not begun ended well
+#   abort at e7cadb6   a refused probe came before each "abort": 18 of 18 and 12 of 12 ended well; with all 33 requests at
+#                      the one replica 30 failed over and 2 whole ones got a 502, the attempt budget being spent
 #
 #   RV_SCRIPT  real_vllm.sh        (default: ../shared/tools/real_vllm.sh beside this repository)
 #   RV_ROOT    its work folder     (default: ~/.cache/real-vllm)
