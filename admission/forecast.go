@@ -76,6 +76,9 @@ func (r *rates) roll(now float64, waiting bool) {
 	for i := range r.left {
 		sum += r.left[i].sum
 	}
+	if sum == 0 && !r.waiting {
+		r.since = now // a quiet time is part of no window
+	}
 	if seconds < rateWindow || sum == 0 {
 		return
 	}

@@ -170,3 +170,21 @@ func TestQuietTimeDoesNotLengthenTheForecast(t *testing.T) {
 		t.Errorf("Retry-After after a quiet time %.2f s, without one %.2f s", got, want)
 	}
 }
+
+// Nor is the time before the first request of all.
+func TestIdleStartDoesNotLengthenTheForecast(t *testing.T) {
+	busy, now, _ := overloaded(t)
+	want := refused(t, busy, now, 7)
+	p := pool(t, Config{Cap: 1, MaxHeld: 2, Classes: []Class{{Name: "a", Wait: 1e6}}, HangAfter: 1e6}, 1)
+	now = 3600
+	p.Admit(now, classed(1, 0, 100))
+	for now += 0.4; now < 3601.5; now += 0.4 {
+		if p.Stats().Held < 2 {
+			mustHold(t, p, now, classed(1, 0, 100))
+			continue
+		}
+		if got := refused(t, p, now, uint64(now*10)); got > 20*want {
+			t.Errorf("Retry-After %.1f s, %.1f s after the first request; in a busy pool %.1f s", got, now-3600, want)
+		}
+	}
+}

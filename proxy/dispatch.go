@@ -187,7 +187,10 @@ const (
 // table is the routes of now; nil when the request was answered instead.
 func (f *flight) table() *routes {
 	t := f.p.routes.Load()
-	for began := time.Now(); t.unread[f.body.Model] && t.byName[f.body.Model] == nil; t = f.p.routes.Load() {
+	if !t.unread[f.body.Model] {
+		return t
+	}
+	for began := time.Now(); t.unread[f.body.Model]; t = f.p.routes.Load() {
 		switch now := time.Now(); {
 		case now.After(f.deadlineAt):
 			f.expire()

@@ -92,6 +92,11 @@ func (p *Proxy) reroute() {
 		p.routePool(t, pl)
 	}
 	p.routeLadders(t)
+	for a := range t.unread { // another pool or a ladder has it
+		if t.byName[a] != nil {
+			delete(t.unread, a)
+		}
+	}
 	t.list = t.render()
 	p.routes.Store(t)
 }
