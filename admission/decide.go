@@ -53,6 +53,12 @@ func (p *Pool) try(now float64, t *Ticket, block *replica) tryResult {
 		}
 	}
 	i, late := p.choose(now, t)
+	if late && !p.crowded(int(t.Work.Class)) {
+		if last := p.lastChance(now, t); last >= 0 {
+			return p.place(now, t, last)
+		}
+	}
+	late = late && !p.cfg.Classes[t.Work.Class].Patient
 	if (late || i < 0) && p.manyOut && p.tryOut(now, t) == tryPlaced {
 		return tryPlaced
 	}
@@ -489,6 +495,33 @@ func (p *Pool) choose(now float64, t *Ticket) (chosen int, late bool) {
 		return -1, false
 	}
 	return fit, false
+}
+
+// lastSteps is the margin of the last chance, steps of the engine.
+const lastSteps = 2
+
+// lastChance is the cheapest candidate that is predicted to keep the objective
+// by a few steps, without the factor of the margin; -1 when there is none. That
+// factor is learned from all prompts, most of which are short and wait for a
+// step or two, which is much beside what they take themselves. A long prompt's
+// prediction is nearer, and with the factor it was refused by replicas that had
+// next to nothing to do. With many held it is: who is let in by a hair then takes
+// the place of several that are sure (docs/policies.md, overload).
+func (p *Pool) lastChance(now float64, t *Ticket) int {
+	lim := p.limitsOf(now, &t.Work)
+	lim.margin, lim.steps = 1, lastSteps
+	c := &p.ctx
+	var pr scorer.Prediction
+	best, cost := -1, math.Inf(1)
+	for _, i := range c.Cand {
+		v := &p.view.Replicas[i]
+		s := p.loadedOf(int(i))
+		s.Predict(now, &t.Work, c.Hits[i], &c.Par, &pr)
+		if _, ok, _ := lim.over(v, s, &pr); ok && pr.Cost < cost {
+			best, cost = int(i), pr.Cost
+		}
+	}
+	return best
 }
 
 // chooseOther lets another policy choose among the replicas that take it.

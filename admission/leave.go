@@ -68,12 +68,25 @@ const leaveMost = 0.4
 // likely to be warm at whatever replica has a place.
 const leaveFrom = 4
 
+// crowded tells that so many requests of a class and those above it are held
+// that there is a choice of them for each place that comes free. Of a queue that
+// peers have a part of, fewer are enough (leaveFrom).
+func (p *Pool) crowded(class int) bool {
+	return p.held.countUpTo(class)+leaveFrom*p.elsewhere[class] >= p.cfg.LookAhead
+}
+
 // patience is how long a request of a class waits for a warmer replica while
 // another would do. The more of the held requests are the peers', and as long as
-// they are enough that one of them is likely to be warm there, the longer.
+// they are enough that one of them is likely to be warm there, the longer. When
+// this router alone holds enough, one of them is warm at whatever place comes
+// free, and gets it by the look down the queue: to wait would only leave places
+// empty (docs/policies.md, queue_115).
 func (p *Pool) patience(class int, limit float64) float64 {
 	there := p.elsewhere[class]
 	if there == 0 {
+		if p.crowded(class) {
+			return 0
+		}
 		return p.cfg.WarmWait
 	}
 	part := float64(there) / float64(there+p.held.countUpTo(class)+1)

@@ -98,3 +98,31 @@ func TestAnIdleReplicaIsLeftToNobody(t *testing.T) {
 		}
 	}
 }
+
+// With as many held as are looked at there is one for each place, and to leave
+// it empty would help nobody.
+func TestNoPlaceIsLeftEmptyForAWarmOneWhenManyWait(t *testing.T) {
+	for lookAhead, at := range map[int]float64{3: 0, 4: 0.005} {
+		p := pool(t, Config{Objective: Objective{TTFT: 1}, Classes: []Class{{Name: "a", Wait: -1}}, LookAhead: lookAhead}, 2)
+		blocks := make([]uint64, 750)
+		for i := range blocks {
+			blocks[i] = uint64(i)*7919 + 1
+		}
+		p.PrefixStored(1, blocks)
+		p.Peers(1, "x", map[fleet.ID]fleet.Load{1: {Requests: 30, Prefilling: 30, PrefillTokens: 58000}, 2: busy})
+		for range 3 {
+			mustHold(t, p, 1, &Ticket{Work: fleet.Work{Model: 1, Prompt: 12000, MaxOut: 10, Blocks: blocks}})
+		}
+		first := 0.0
+		for now := 1.0; now < 1.5 && first == 0; now += 0.001 {
+			for _, x := range p.Advance(now, nil) {
+				if x.Decision.Verdict == Placed {
+					first = now
+				}
+			}
+		}
+		if first < 1+at || first > 1+at+0.005 {
+			t.Errorf("looking at %d of 3: placed after %.3f s, want %.3f", lookAhead, first-1, at)
+		}
+	}
+}
