@@ -56,7 +56,7 @@ func (r *replica) prefillFrom(now float64) float64 {
 // prefillBusy adds a prefill to the share of time that is spent on them.
 // Each prompt stands for those that others have sent meanwhile.
 func (p *Pool) prefillBusy(now float64, r *replica, v *fleet.Replica, seconds float64) {
-	v.PrefillShare = v.PrefillShare*math.Exp(-(now-r.busyAt)/p.window) + seconds*r.crowd/p.window
+	v.PrefillShare = v.PrefillShare*math.Exp(-(now-r.busyAt)/p.window) + seconds*v.Crowd/p.window
 	v.Window = p.window
 	r.busyAt, r.stale = now, true
 }
@@ -93,9 +93,9 @@ func (p *Pool) countCrowd(now float64) {
 	if own > 0 {
 		crowd = all / own
 	}
-	for _, r := range p.reps {
+	for i, r := range p.reps {
 		// Where it has next to nothing, as elsewhere.
-		r.crowd = max(1, (r.all+crowd)/(r.own+1))
+		p.view.Replicas[i].Crowd = max(1, (r.all+crowd)/(r.own+1))
 	}
 }
 

@@ -382,14 +382,19 @@ type limits struct {
 	margin  float64 // factor on predictions of TTFT
 	steps   float64 // and what is added to them, in steps of the engine
 	slight  float64 // and what is taken off them before, see Pool.slight
+	others  float64 // how much of what its prompt adds to the others' gaps counts, 0..1
 }
 
-func (p *Pool) limitsOf(now float64, w *fleet.Work) limits {
+func (p *Pool) limitsOf(now float64, t *Ticket) limits {
+	w := &t.Work
 	cl := &p.cfg.Classes[w.Class]
 	l := limits{ttft: cl.Objective.Limit(w.Prompt), itl: math.Inf(1), margin: math.Exp(p.margin), steps: p.late}
 	l.slight = p.slight(l.ttft)
 	if !cl.Patient {
 		l.elapsed = now - w.Arrived
+	}
+	if !t.first {
+		l.others = p.pressure(int(w.Class)) * max(0, 1-(now-w.Arrived)/l.ttft)
 	}
 	if cl.Objective.ITL > 0 {
 		l.itl = cl.Objective.ITL * math.Exp(-p.marginITL)
@@ -433,14 +438,14 @@ func (l *limits) over(v *fleet.Replica, s *scorer.Loaded, pr *scorer.Prediction)
 		return 0, s.Requests < float64(2*v.Profile.MaxSeqs), false
 	}
 	late = !lost && alone > l.ttft-l.elapsed
-	return over, over == 0 && (lost || pr.KVOver == 0 && pr.ITL*v.Pace <= l.itl), late
+	return over, over == 0 && (lost || pr.KVOver == 0 && (pr.ITL+l.others*v.Crowd*(pr.Gap-pr.ITL))*v.Pace <= l.itl), late
 }
 
 // choose picks among the candidates that take the request now; -1 when none
 // does, or when it is worth to wait for a warmer one. late tells that it is
 // too late everywhere: waiting on would only keep others from being looked at.
 func (p *Pool) choose(now float64, t *Ticket) (chosen int, late bool) {
-	lim := p.limitsOf(now, &t.Work)
+	lim := p.limitsOf(now, t)
 	c := &p.ctx
 	if !p.work {
 		return p.chooseOther(&lim)
@@ -498,7 +503,7 @@ func (p *Pool) choose(now float64, t *Ticket) (chosen int, late bool) {
 }
 
 // lastSteps is the margin of the last chance, steps of the engine.
-const lastSteps = 2
+const lastSteps = 4
 
 // lastChance is the cheapest candidate that is predicted to keep the objective
 // by a few steps, without the factor of the margin; -1 when there is none. That
@@ -508,7 +513,7 @@ const lastSteps = 2
 // next to nothing to do. With many held it is: who is let in by a hair then takes
 // the place of several that are sure (docs/policies.md, overload).
 func (p *Pool) lastChance(now float64, t *Ticket) int {
-	lim := p.limitsOf(now, &t.Work)
+	lim := p.limitsOf(now, t)
 	lim.margin, lim.steps = 1, lastSteps
 	c := &p.ctx
 	var pr scorer.Prediction

@@ -268,7 +268,7 @@ func (p *Pool) hold(now float64, t *Ticket) Decision {
 	if cl.Wait == 0 {
 		return p.shedNow(now, t, ReasonCapacity)
 	}
-	lim := p.limitsOf(now, w)
+	lim := p.limitsOf(now, t)
 	alone := max(0, p.bestAlone(w)-lim.slight)
 	whole := lim.ttft
 	if alone > whole {
@@ -609,7 +609,8 @@ func (p *Pool) Takeable(now float64, out []*Ticket) []*Ticket {
 				continue // its minimum share is owed to the first of them
 			}
 			p.lookup(&t.Work)
-			lim, takes := p.limitsOf(now, &t.Work), trial >= 0
+			p.ctx.Par.ITL = p.cfg.Classes[c].Objective.ITL
+			lim, takes := p.limitsOf(now, t), trial >= 0
 			for _, i := range p.ctx.Cand {
 				v := &p.view.Replicas[i]
 				s := p.loadedOf(int(i))

@@ -75,6 +75,18 @@ func (p *Pool) crowded(class int) bool {
 	return p.held.countUpTo(class)+leaveFrom*p.elsewhere[class] >= p.cfg.LookAhead
 }
 
+// pressure is how much the room that a dear prompt takes is wanted by others:
+// from nothing, when nobody waits, to 1, when those who wait are enough that some
+// of them could have it. Part of what a prompt costs is the gaps that it makes
+// between the tokens of all others there. When nobody waits, they mind only
+// beyond their objective. Else a few short prompts fit where a long one is one
+// too many, and it is let wait for more room; the less so the longer it has
+// waited, and not at all when it comes back after a refusal, when it was told to
+// (limitsOf).
+func (p *Pool) pressure(class int) float64 {
+	return min(1, leaveFrom*float64(p.held.countUpTo(class)+p.elsewhere[class])/float64(p.cfg.LookAhead))
+}
+
 // patience is how long a request of a class waits for a warmer replica while
 // another would do. The more of the held requests are the peers', and as long as
 // they are enough that one of them is likely to be warm there, the longer. When

@@ -24,7 +24,6 @@ type replica struct {
 	stepsAt   float64
 	busyAt    float64 // when PrefillShare was brought up to date
 	own, all  float64 // running means of the requests here, this router's and all
-	crowd     float64 // of these, requests here for each one that is this router's
 	trials    int     // trial requests outstanding
 	lastTrial float64
 	nextWatch float64
@@ -149,13 +148,13 @@ func (p *Pool) Join(now float64, s ReplicaSpec) {
 		}
 		return
 	}
-	r := &replica{spec: s, i: len(p.reps), sign: now, crowd: 1, blockSize: p.cfg.BlockDefault}
+	r := &replica{spec: s, i: len(p.reps), sign: now, blockSize: p.cfg.BlockDefault}
 	r.slot = p.takeSlot()
 	p.reps = append(p.reps, r)
 	p.byID[s.ID] = r
 	p.view.Replicas = append(p.view.Replicas, fleet.Replica{
 		ID: s.ID, Name: s.Name, Models: s.Models, Caps: s.Caps, Region: s.Region, Domain: s.Domain,
-		ScalePrefill: 1, ScaleDecode: 1, Pace: 1,
+		ScalePrefill: 1, ScaleDecode: 1, Pace: 1, Crowd: 1,
 	})
 	p.loaded = append(p.loaded, scorer.Loaded{})
 	v := &p.view.Replicas[r.i]

@@ -172,6 +172,9 @@ type Replica struct {
 	// Window is how long an answer takes from its first token to its last, seconds,
 	// as learned: what comes in that time makes its gaps. 0 = PrefillWindow.
 	Window float64
+	// Crowd is how many requests were there lately for each one that this router
+	// sent, >= 1: what it sends next will not come alone.
+	Crowd float64
 	// Trust says how far the model may be believed: 0 nothing learned yet and
 	// no profile given, 1 calibrated.
 	Trust  float64

@@ -35,6 +35,7 @@ type Prediction struct {
 	Wait    float64 // the part of TTFT spent waiting for KV memory or a sequence slot
 	Step    float64 // one decode step with this request in it
 	ITL     float64 // the mean gap between its tokens: steps, and the prefills between them
+	Gap     float64 // the same for all there once its own prompt counts too; set with Params.ITL
 	Own     float64 // its whole answer
 	Harm    float64 // delay put on all the others together
 	Cost    float64 // weighted sum; least wins
@@ -181,7 +182,8 @@ func (s *Loaded) Predict(now float64, w *fleet.Work, hit float64, par *Params, o
 	if par.ITL > 0 {
 		busy := s.perPrefill * work / s.window
 		before := missing(s.decode / (s.free * par.ITL))
-		after := missing(out.Step / ((1 - min(0.9, s.share+busy)) * par.ITL))
+		out.Gap = out.Step / (1 - min(0.9, s.share+busy))
+		after := missing(out.Gap / par.ITL)
 		// Its own miss, and those of the others that were not missing before: a
 		// replica that is over its objective already is the place for long prompts.
 		out.Cost += par.WMiss * (after + others*max(0, after-before))

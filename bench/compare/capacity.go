@@ -54,4 +54,4 @@ func Capacity(o Options, rates []float64, w io.Writer) error {
 }
 
 // capacityRates are around the knee of the suite's fleet, and 1.15 times it.
-var capacityRates = []float64{300, 320, 330, 335, 340, 345, 350, 360, 391}
+var capacityRates = []float64{300, 320, 330, 335, 340, 345, 350, 360, 397}

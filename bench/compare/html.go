@@ -36,7 +36,7 @@ table{border-collapse:collapse;margin:.6em 0}td,th{padding:.2em .6em;text-align:
 }
 
 func (r *Row) htmlTable(b *strings.Builder) {
-	b.WriteString("<table><tr><th>policy<th>goodput<th>±<th>refused<th>TTFT p50<th>p95<th>p99 ms<th>TPOT p50<th>p95 ms<th>hits<th>lost<th>spread</tr>")
+	b.WriteString("<table><tr><th>policy<th>goodput<th>±<th>refused<th>long<th>TTFT p50<th>p95<th>p99 ms<th>TPOT p50<th>p95 ms<th>hits<th>lost<th>spread</tr>")
 	best := r.best()
 	for _, k := range r.order() {
 		c := &r.Cells[k]
@@ -47,8 +47,8 @@ func (r *Row) htmlTable(b *strings.Builder) {
 		if k == best {
 			class += " best"
 		}
-		fmt.Fprintf(b, `<tr class="%s"><td>%s<td>%.3f<td>%.3f<td>%.3f<td>%.0f<td>%.0f<td>%.0f<td>%.1f<td>%.1f<td>%.2f<td>%.3f<td>%.2f</tr>`, class, html.EscapeString(c.Policy),
-			c.Goodput.Mean, c.Goodput.CI, c.Refused.Mean, 1e3*c.TTFTp50.Mean, 1e3*c.TTFTp95.Mean, 1e3*c.TTFTp99.Mean, 1e3*c.TPOTp50.Mean, 1e3*c.TPOTp95.Mean, c.HitRate.Mean, c.Lost.Mean, c.Spread.Mean)
+		fmt.Fprintf(b, `<tr class="%s"><td>%s<td>%.3f<td>%.3f<td>%.3f<td>%.3f<td>%.0f<td>%.0f<td>%.0f<td>%.1f<td>%.1f<td>%.2f<td>%.3f<td>%.2f</tr>`, class, html.EscapeString(c.Policy),
+			c.Goodput.Mean, c.Goodput.CI, c.Refused.Mean, c.Long.Mean, 1e3*c.TTFTp50.Mean, 1e3*c.TTFTp95.Mean, 1e3*c.TTFTp99.Mean, 1e3*c.TPOTp50.Mean, 1e3*c.TPOTp95.Mean, c.HitRate.Mean, c.Lost.Mean, c.Spread.Mean)
 	}
 	b.WriteString("</table>")
 }

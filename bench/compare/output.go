@@ -27,10 +27,10 @@ func (o *Outcome) Table(w io.Writer) {
 			continue
 		}
 		t := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
-		fmt.Fprintln(t, "  policy\tgoodput\t±\trefused\tTTFT p50\tp95\tp99 ms\tTPOT p50\tp95 ms\thits\tlost\tspread")
+		fmt.Fprintln(t, "  policy\tgoodput\t±\trefused\tlong\tTTFT p50\tp95\tp99 ms\tTPOT p50\tp95 ms\thits\tlost\tspread")
 		for _, k := range r.order() {
 			c := &r.Cells[k]
-			fmt.Fprintf(t, "  %s\t%.3f\t%.3f\t%.3f\t%.0f\t%.0f\t%.0f\t%.1f\t%.1f\t%.2f\t%.3f\t%.2f\n", c.Policy, c.Goodput.Mean, c.Goodput.CI, c.Refused.Mean,
+			fmt.Fprintf(t, "  %s\t%.3f\t%.3f\t%.3f\t%.3f\t%.0f\t%.0f\t%.0f\t%.1f\t%.1f\t%.2f\t%.3f\t%.2f\n", c.Policy, c.Goodput.Mean, c.Goodput.CI, c.Refused.Mean, c.Long.Mean,
 				1e3*c.TTFTp50.Mean, 1e3*c.TTFTp95.Mean, 1e3*c.TTFTp99.Mean, 1e3*c.TPOTp50.Mean, 1e3*c.TPOTp95.Mean, c.HitRate.Mean, c.Lost.Mean, c.Spread.Mean)
 		}
 		_ = t.Flush()
@@ -238,18 +238,18 @@ Every policy sees the same request streams, the same replicas (bench/model) and 
 			fmt.Fprintf(w, "\nNot run: %s.\n", r.Skipped)
 			continue
 		}
-		fmt.Fprint(w, "\n| policy | goodput | refused | TTFT p50 / p95 / p99 ms | offered p95 | TPOT p50 / p95 ms | hits | lost | spread |\n|---|---|---|---|---|---|---|---|---|\n")
+		fmt.Fprint(w, "\n| policy | goodput | refused | long | TTFT p50 / p95 / p99 ms | offered p95 | TPOT p50 / p95 ms | hits | lost | spread |\n|---|---|---|---|---|---|---|---|---|---|\n")
 		for _, k := range r.order() {
 			c := &r.Cells[k]
 			name := c.Policy
 			if k == 0 {
 				name = "**" + name + "**"
 			}
-			fmt.Fprintf(w, "| %s | %.3f ± %.3f | %.3f | %.0f / %.0f / %.0f | %s | %.1f / %.1f | %.2f | %.3f | %.2f |\n", name, c.Goodput.Mean, c.Goodput.CI, c.Refused.Mean,
+			fmt.Fprintf(w, "| %s | %.3f ± %.3f | %.3f | %.3f | %.0f / %.0f / %.0f | %s | %.1f / %.1f | %.2f | %.3f | %.2f |\n", name, c.Goodput.Mean, c.Goodput.CI, c.Refused.Mean, c.Long.Mean,
 				1e3*c.TTFTp50.Mean, 1e3*c.TTFTp95.Mean, 1e3*c.TTFTp99.Mean, waited(c.Offered.Mean), 1e3*c.TPOTp50.Mean, 1e3*c.TPOTp95.Mean, c.HitRate.Mean, c.Lost.Mean, c.Spread.Mean)
 		}
 	}
-	fmt.Fprint(w, "\nspread: the busiest replica's share of the requests times the number of replicas (1 = even). lost: broken after the first token, failed on every attempt, or never ended.\n")
+	fmt.Fprint(w, "\nlong: the goodput of the tenth of the requests with the longest prompts; over capacity they pay for the others. spread: the busiest replica's share of the requests times the number of replicas (1 = even). lost: broken after the first token, failed on every attempt, or never ended.\n")
 }
 
 // waited writes a time in ms; a mean in which some seed's request was never

@@ -47,6 +47,7 @@ type Cell struct {
 	Policy   string
 	Goodput  Value
 	Refused  Value
+	Long     Value // goodput of the tenth of the requests with the longest prompts
 	TTFTp50  Value // s
 	TTFTp95  Value
 	TTFTp99  Value
@@ -198,6 +199,7 @@ func (r *Row) summarise() {
 		}
 		c.Goodput = of(func(r *sim.Report) float64 { return r.Goodput })
 		c.Refused = of(func(r *sim.Report) float64 { return r.Refused })
+		c.Long = of(func(r *sim.Report) float64 { return r.Long })
 		c.TTFTp50 = of(func(r *sim.Report) float64 { return r.TTFT.P50 })
 		c.TTFTp95 = of(func(r *sim.Report) float64 { return r.TTFT.P95 })
 		c.TTFTp99 = of(func(r *sim.Report) float64 { return r.TTFT.P99 })

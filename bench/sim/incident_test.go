@@ -7,8 +7,8 @@ import (
 	"github.com/penstock/penstock/bench/workload"
 )
 
-// incident is the classic one: four replicas at 88 % of what they can do, one
-// dies, and three have to carry 118 %.
+// incident is the classic one: four replicas at 87 % of what they can do, one
+// dies, and three have to carry 116 %.
 func incident(t *testing.T, p admission.Config, client Client) Config {
 	s := workload.Spec{Rate: 150, Duration: 90, Families: 200, PrefixTokens: 1500, Zipf: 0.8, Seed: 1,
 		Prompt: workload.Dist{Mean: 300, CV: 1, Max: 8000}, Out: workload.Dist{Mean: 150, CV: 1, Max: 2000}}
@@ -111,6 +111,7 @@ func TestThreeOfFiftyLoseOne(t *testing.T) {
 	}
 }
 
-// fiftyOut is the mean output length with which one h100-8b carries 50 requests
-// a second within 0.5 s and 50 ms.
-const fiftyOut = 117
+// fiftyOut is the longest mean output with which one h100-8b carries 50 requests
+// a second within 0.5 s and 50 ms (a goodput of 0.97 for two at 100). It grew from
+// 117 as the policy carried more.
+const fiftyOut = 123

@@ -3,7 +3,9 @@ package sim
 import (
 	"fmt"
 	"io"
+	"maps"
 	"math"
+	"slices"
 	"sort"
 	"text/tabwriter"
 
@@ -34,6 +36,7 @@ type Report struct {
 	Good     int
 	Goodput  float64 // good / offered
 	Refused  float64 // share of offered that was shed
+	Long     float64 // goodput of the tenth of the requests with the longest prompts
 	TTFT     Quantiles
 	// OfferedP95 is the 95th percentile of TTFT over all that were offered: a
 	// request that got no answer counts as Never, so refusing does not shorten it.
@@ -77,7 +80,8 @@ type Report struct {
 	cfg                          *Config
 	ttft, tpot, e2e, hold, retry []float64
 	admitted                     []float64
-	reoffers                     []int // per second
+	good                         map[int][2]int // by prompt tokens: offered, good
+	reoffers                     []int          // per second
 	again                        int
 	ratio, promises              []float64
 	sheds                        [admission.ReasonCount]int
@@ -90,7 +94,7 @@ type Report struct {
 const Never = 1e4
 
 func newReport(c *Config) *Report {
-	r := &Report{Name: c.Name, cfg: c, Sheds: map[string]int{}}
+	r := &Report{Name: c.Name, cfg: c, Sheds: map[string]int{}, good: map[int][2]int{}}
 	n := len(c.Requests)
 	r.ttft, r.tpot, r.e2e = make([]float64, 0, n), make([]float64, 0, n), make([]float64, 0, n)
 	return r
@@ -121,12 +125,16 @@ func (r *Report) add(x *Result) {
 	if b != nil {
 		b.Offered++
 	}
+	n := r.good[x.Request.Prompt]
+	n[0]++
 	if x.Good {
+		n[1]++
 		r.Good++
 		if b != nil {
 			b.Good++
 		}
 	}
+	r.good[x.Request.Prompt] = n
 	switch x.Outcome {
 	case OK:
 		r.ttft = append(r.ttft, x.TTFT)
@@ -253,6 +261,7 @@ func (r *Report) finish(s *simulation) {
 		r.Refused = float64(r.Outcomes[Shed]) / float64(r.Offered)
 		r.Attempts = float64(r.attempts) / float64(r.Offered)
 	}
+	r.Long = longest(r.good, 0.1)
 	r.TTFT, r.TPOT, r.E2E, r.Admitted = quantiles(r.ttft), quantiles(r.tpot), quantiles(r.e2e), quantiles(r.admitted)
 	r.Held, r.Retry, r.Promise = quantiles(r.hold), quantiles(r.retry), quantiles(r.promises)
 	if i := int(math.Ceil(0.95*float64(r.Offered))) - 1; i >= 0 && i < len(r.ttft) {
@@ -286,7 +295,23 @@ func (r *Report) finish(s *simulation) {
 		b.TTFTp95 = quantiles(b.ttft).P95
 		b.ttft = nil
 	}
+	r.good = nil
 	r.cfg, r.admitted, r.ttft, r.tpot, r.e2e, r.hold, r.retry, r.ratio, r.promises = nil, nil, nil, nil, nil, nil, nil, nil, nil
+}
+
+// longest is the goodput of the share of the requests with the longest prompts;
+// those as long as the shortest of them are all in it.
+func longest(good map[int][2]int, share float64) float64 {
+	all, n, ok := 0, 0, 0
+	for _, v := range good {
+		all += v[0]
+	}
+	lengths := slices.Sorted(maps.Keys(good))
+	for i := len(lengths) - 1; i >= 0 && float64(n) < share*float64(all); i-- {
+		v := good[lengths[i]]
+		n, ok = n+v[0], ok+v[1]
+	}
+	return float64(ok) / float64(max(1, n))
 }
 
 func quantiles(x []float64) Quantiles {
