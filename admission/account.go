@@ -93,11 +93,33 @@ func (p *Pool) countCrowd(now float64) {
 	if own > 0 {
 		crowd = all / own
 	}
+	most := p.crowdMost()
 	for i, r := range p.reps {
 		// Where it has next to nothing, as elsewhere.
-		p.view.Replicas[i].Crowd = max(1, (r.all+crowd)/(r.own+1))
+		p.view.Replicas[i].Crowd = max(1, min(most, (r.all+min(most, crowd))/(r.own+1)))
 	}
 }
+
+// crowdMost bounds what one request of this router stands for. Of a router that
+// had next to nothing for a while the mean is that of nothing: without a bound its
+// first requests stood for thousands, no replica seemed to have time for them, and
+// after an hour the ratio was infinite. Routers are taken to have no less than
+// half of an even share of the requests; what came by another road may be more.
+func (p *Pool) crowdMost() float64 {
+	routers, other := 1, false
+	for i, r := range p.reps {
+		routers = max(routers, 1+len(r.peers))
+		other = other || p.view.Replicas[i].Other.Requests > 0
+	}
+	most := 2 * float64(routers)
+	if other {
+		most = max(most, otherMost)
+	}
+	return most
+}
+
+// otherMost bounds it with traffic that came by another road.
+const otherMost = 10
 
 // The share of time that prefills take is looked at over as long as an answer
 // takes, within these bounds (seconds): a burst of prompts passes in a long
