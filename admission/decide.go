@@ -382,6 +382,7 @@ type limits struct {
 	margin  float64 // factor on predictions of TTFT
 	steps   float64 // and what is added to them, in steps of the engine
 	slight  float64 // and what is taken off them before, see Pool.slight
+	wanted  float64 // how much others want the room, 0..1, see Pool.pressure
 	others  float64 // how much of what its prompt adds to the others' gaps counts, 0..1
 }
 
@@ -393,8 +394,9 @@ func (p *Pool) limitsOf(now float64, t *Ticket) limits {
 	if !cl.Patient {
 		l.elapsed = now - w.Arrived
 	}
+	l.wanted = p.pressure(int(w.Class))
 	if !t.first {
-		l.others = p.pressure(int(w.Class)) * max(0, 1-(now-w.Arrived)/l.ttft)
+		l.others = l.wanted * max(0, 1-(now-w.Arrived)/l.ttft)
 	}
 	if cl.Objective.ITL > 0 {
 		l.itl = cl.Objective.ITL * math.Exp(-p.marginITL)
@@ -414,6 +416,14 @@ const aloneSlack = 8
 // steps of the engine, in which all work begins and ends.
 func (l *limits) spare(t float64, pr *scorer.Prediction) float64 {
 	return l.margin*(t-l.slight) + l.steps*pr.ITL
+}
+
+// gap is the mean gap between tokens, seconds, that is held against the objective:
+// as the profile has it while nobody else wants the room, since what it foresees
+// too much is a reserve then that costs nobody anything; else as the fleet really
+// is, and with what this prompt does to all the others.
+func (l *limits) gap(v *fleet.Replica, pr *scorer.Prediction) float64 {
+	return (pr.ITL + l.others*v.Crowd*(pr.Gap-pr.ITL)) * (1 - l.wanted*(1-v.Pace))
 }
 
 // over is by how much a prediction misses the limits, seconds of TTFT; ok
@@ -438,7 +448,7 @@ func (l *limits) over(v *fleet.Replica, s *scorer.Loaded, pr *scorer.Prediction)
 		return 0, s.Requests < float64(2*v.Profile.MaxSeqs), false
 	}
 	late = !lost && alone > l.ttft-l.elapsed
-	return over, over == 0 && (lost || pr.KVOver == 0 && (pr.ITL+l.others*v.Crowd*(pr.Gap-pr.ITL))*v.Pace <= l.itl), late
+	return over, over == 0 && (lost || pr.KVOver == 0 && l.gap(v, pr) <= l.itl), late
 }
 
 // choose picks among the candidates that take the request now; -1 when none

@@ -162,8 +162,8 @@ const (
 	// decode where scales do not act; it counts less from paceFrom on of what
 	// the margin for ITL has grown to, and no more from paceNone.
 	paceMost = 0.15
-	paceFrom = 0.1
-	paceNone = 0.2
+	paceFrom = 0.07
+	paceNone = 0.15
 )
 
 // nearTTFT is the share of the TTFT objective from which a placement was a close
