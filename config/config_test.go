@@ -98,6 +98,7 @@ func TestEachMistakeIsNamedWithItsPlace(t *testing.T) {
 		{"same address", "listen: \":80\"\nadmin: \":80\"\n" + minimal, `p.yaml:2:admin: :80 is the public listener's address too`},
 		{"log level", "log: {level: verbose}\n" + minimal, `log.level: "verbose" is unknown`},
 		{"header", "tenants: {header: \"X Y\"}\n" + minimal, `"X Y" is not a header name`},
+		{"traces", "tracing: {otlp: \"http://\"}\n" + minimal, `p.yaml:1:tracing.otlp: "http://" is not a URL: write it as http://collector:4318`},
 		{"half of TLS", "tls: {cert_file: /x}\n" + minimal, `p.yaml:1:tls: cert_file and key_file belong together`},
 		{"missing secret", "pools: [{name: a, api_key_file: /nonexistent/key, replicas: {static: [\"http://h:1\"]}}]\n", `pools[0].api_key_file: cannot read the secret`},
 	}

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"net/url"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -72,8 +73,10 @@ func (v *validator) all() {
 	v.oneOf("log.level", c.Log.Level, []string{"debug", "info", "warn", "error"})
 	v.oneOf("integrity", c.Integrity, []string{"observe", "auto", "terminate"})
 	v.services()
-	if t := c.Tracing.OTLP; t != "" && !strings.HasPrefix(t, "http://") && !strings.HasPrefix(t, "https://") {
-		v.fail("tracing.otlp", "%q is not an http:// or https:// URL", t)
+	if t := c.Tracing.OTLP; t != "" {
+		if u, err := url.Parse(t); err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
+			v.fail("tracing.otlp", "%q is not a URL: write it as http://collector:4318", t)
+		}
 	}
 	v.oneOf("log.format", c.Log.Format, []string{"json", "console"})
 	v.peers()

@@ -277,7 +277,7 @@ func TestAllowWithoutItsOwnAddressIsRefused(t *testing.T) {
 		n.Close()
 		t.Fatal("it started")
 	}
-	if s := err.Error(); !strings.Contains(s, "peers: allow") || !strings.Contains(s, "127.0.0.1") {
+	if s := err.Error(); !strings.Contains(s, "peers.allow: leaves out") || !strings.Contains(s, "127.0.0.1 (peers.bind)") {
 		t.Error(err)
 	}
 	o.Allow = append(o.Allow, "127.0.0.0/8")
@@ -285,6 +285,16 @@ func TestAllowWithoutItsOwnAddressIsRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	n.Close()
+	// Where the options do not tell the address, it shows when it is known.
+	net := newMemNet(3)
+	o.Bind, o.Allow, o.transport = "", []string{"192.168.0.0/16"}, net.host("10.0.0.1:7946")
+	if n, err = New(o); err == nil {
+		n.Close()
+		t.Fatal("it started")
+	}
+	if s := err.Error(); !strings.Contains(s, "peers.allow: leaves out") || !strings.Contains(s, "10.0.0.1") {
+		t.Error(err)
+	}
 }
 
 func TestRoutersOnTheLoopback(t *testing.T) {

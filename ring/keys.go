@@ -47,11 +47,11 @@ func ParseKeys(data []byte) ([][]byte, error) {
 func readKeys(file string) ([][]byte, error) {
 	data, err := os.ReadFile(file)
 	if err != nil {
-		return nil, fmt.Errorf("peers.key_file: %w", err)
+		return nil, err
 	}
 	keys, err := ParseKeys(data)
 	if err != nil {
-		return nil, fmt.Errorf("peers.key_file %s: %w", file, err)
+		return nil, fmt.Errorf("%s: %w", file, err)
 	}
 	return keys, nil
 }

@@ -49,6 +49,9 @@ type nodeCounts struct {
 // New starts a node: it listens, joins in the background and sends its account
 // to whoever is there. A router without any peer works alone.
 func New(o Options) (*Node, error) {
+	if o.Snapshot == nil || o.OnPeers == nil {
+		panic("BUG: ring: Snapshot and OnPeers are needed")
+	}
 	if err := o.Validate(); err != nil {
 		return nil, err
 	}
@@ -89,7 +92,7 @@ func New(o Options) (*Node, error) {
 	if len(n.ml.Members()) == 0 { // memberlist would not have this router itself
 		ip, _, _ := n.guard.FinalAdvertiseAddr("", 0)
 		_ = n.ml.Shutdown()
-		return nil, fmt.Errorf("peers: allow leaves out this router's own address, %v, which its peers are told; put its network into it, or set advertise", ip)
+		return nil, leftOut(ip, "where it sends from")
 	}
 	ip, port, err := n.guard.FinalAdvertiseAddr("", 0)
 	if addr, ok := netip.AddrFromSlice(ip); ok && err == nil {

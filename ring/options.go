@@ -6,6 +6,7 @@ import (
 	"math"
 	"net/netip"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -76,57 +77,102 @@ const (
 	defaultHoldShare = 60 * time.Second
 )
 
-// Validate sets the defaults and tells all that is wrong, by setting.
-func (o *Options) Validate() error {
-	var errs []error
-	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
+// SettingError is a setting that a router cannot talk to peers with.
+type SettingError struct {
+	Key string // as in the configuration: peers.join[1]
+	Msg string
+}
+
+func (e *SettingError) Error() string { return e.Key + ": " + e.Msg }
+
+// Problems sets the defaults and tells all that is wrong, by setting: all that
+// New refuses and that shows without the network.
+func (o *Options) Problems() (problems []*SettingError) {
+	bad := func(key, format string, args ...any) {
+		problems = append(problems, &SettingError{key, fmt.Sprintf(format, args...)})
+	}
 	if o.Name == "" {
 		o.Name, _ = os.Hostname()
 	}
 	if !validName([]byte(o.Name)) {
-		bad("peers.name: %q is not 1 to %d visible ASCII bytes", o.Name, MaxName)
+		bad("peers.name", "%q is not 1 to %d visible ASCII bytes", o.Name, MaxName)
 	}
 	if o.Bind == "" {
 		o.Bind = fmt.Sprint(":", DefaultPort)
 	}
 	o.Interval = orDefault(o.Interval, defaultInterval)
 	if o.Interval < minInterval || o.Interval > longestInterval {
-		bad("peers.interval: %v is not within %v and %v", o.Interval, minInterval, longestInterval)
+		bad("peers.interval", "%v is not within %v and %v", o.Interval, minInterval, longestInterval)
 	}
 	o.Bandwidth = orDefault(o.Bandwidth, defaultBandwidth)
 	if o.Bandwidth < minBandwidth || o.Bandwidth > math.MaxInt32 {
-		bad("peers.bandwidth: %d bit/s is not within %d and %d", o.Bandwidth, minBandwidth, math.MaxInt32)
+		bad("peers.bandwidth", "%d bit/s is not within %d and %d", o.Bandwidth, minBandwidth, math.MaxInt32)
 	}
 	o.HoldShare = orDefault(o.HoldShare, defaultHoldShare)
 	if o.HoldShare < 0 {
-		bad("peers.hold_share: %v is negative", o.HoldShare)
-	}
-	o.allow = nil
-	for _, s := range o.Allow {
-		p, err := netip.ParsePrefix(strings.TrimSpace(s))
-		if err != nil {
-			bad("peers.allow: %q is not a network like 10.0.0.0/8", s)
-			continue
-		}
-		o.allow = append(o.allow, p.Masked())
-	}
-	for _, j := range o.Join {
-		if host, _, err := hostPort(j, DefaultPort); err != nil || host == "" {
-			bad("peers.join: %q is not host or host:port", j)
-		}
+		bad("peers.hold_share", "%v is negative", o.HoldShare)
 	}
 	switch {
 	case o.KeyFile != "":
 		keys, err := readKeys(o.KeyFile)
 		if err != nil {
-			errs = append(errs, err)
+			bad("peers.key_file", "%s", err)
 		}
 		o.Keys = keys
 	case len(o.Keys) == 0:
-		bad("peers.key_file: needed, since peers only talk encrypted")
+		bad("peers.key_file", "needed, since peers only talk encrypted")
 	}
-	if o.Snapshot == nil || o.OnPeers == nil {
-		panic("BUG: ring: Snapshot and OnPeers are needed")
+	return append(problems, o.addresses()...)
+}
+
+// addresses tells what is wrong with where this router and its peers are.
+func (o *Options) addresses() (problems []*SettingError) {
+	bad := func(key, format string, args ...any) {
+		problems = append(problems, &SettingError{key, fmt.Sprintf(format, args...)})
+	}
+	own, from := netip.Addr{}, "" // what peers are told, where the options say it
+	if ip, _, err := parseBind(o.Bind); err != nil {
+		bad("peers.bind", "%s", err)
+	} else if a, ok := netip.AddrFromSlice(ip); ok && !a.IsUnspecified() {
+		own, from = a.Unmap(), "peers.bind"
+	}
+	if o.Advertise != "" {
+		at, err := parseAdvertise(o.Advertise, DefaultPort)
+		if err != nil {
+			bad("peers.advertise", "%s", err)
+		}
+		own, from = at.Addr(), "peers.advertise"
+	}
+	o.allow = nil
+	for i, s := range o.Allow {
+		p, err := netip.ParsePrefix(strings.TrimSpace(s))
+		if err != nil {
+			bad(fmt.Sprintf("peers.allow[%d]", i), "%q is not a network: write it as 10.0.0.0/8", s)
+			continue
+		}
+		o.allow = append(o.allow, p.Masked())
+	}
+	if own.IsValid() && len(o.allow) == len(o.Allow) && len(o.allow) > 0 && !slices.ContainsFunc(o.allow, func(p netip.Prefix) bool { return p.Contains(own) }) {
+		problems = append(problems, leftOut(own, from))
+	}
+	for i, j := range o.Join {
+		if err := checkJoin(j); err != nil {
+			bad(fmt.Sprintf("peers.join[%d]", i), "%s", err)
+		}
+	}
+	return problems
+}
+
+// leftOut is the error of an allow list without this router itself.
+func leftOut(own any, from string) *SettingError {
+	return &SettingError{"peers.allow", fmt.Sprintf("leaves out this router's own address, %v (%s), which its peers are told; put its network into it, or set advertise", own, from)}
+}
+
+// Validate sets the defaults and tells all that is wrong in one error.
+func (o *Options) Validate() error {
+	var errs []error
+	for _, p := range o.Problems() {
+		errs = append(errs, p)
 	}
 	return errors.Join(errs...)
 }

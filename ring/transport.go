@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"strconv"
 	"sync"
 	"time"
 
@@ -206,17 +205,11 @@ const socketBuffer = 1 << 20 // bytes; a burst of 16 routers' datagrams is 40 kB
 // listen binds to bind (host:port, both optional; port 0 takes a free one).
 // advertise is what peers are told, host or host:port.
 func listen(bind, advertise string) (*netTransport, error) {
-	host, port, err := hostPort(bind, DefaultPort)
+	ip, port, err := parseBind(bind)
 	if err != nil {
 		return nil, fmt.Errorf("peers.bind: %w", err)
 	}
 	t := &netTransport{packets: make(chan *memberlist.Packet), streams: make(chan net.Conn), stop: make(chan struct{})}
-	var ip net.IP
-	if host != "" {
-		if ip = net.ParseIP(host); ip == nil {
-			return nil, fmt.Errorf("peers.bind: %q is not an IP address", host)
-		}
-	}
 	for try := 0; ; try++ {
 		if t.tcp, err = net.ListenTCP("tcp", &net.TCPAddr{IP: ip, Port: port}); err != nil {
 			return nil, fmt.Errorf("peers.bind: %w", err)
@@ -246,15 +239,7 @@ func listen(bind, advertise string) (*netTransport, error) {
 func (t *netTransport) address(advertise string) (netip.AddrPort, error) {
 	bound := t.tcp.Addr().(*net.TCPAddr).AddrPort()
 	if advertise != "" {
-		host, port, err := hostPort(advertise, int(bound.Port()))
-		if err != nil {
-			return netip.AddrPort{}, err
-		}
-		ip, err := netip.ParseAddr(host)
-		if err != nil {
-			return netip.AddrPort{}, fmt.Errorf("%q is not an IP address", host)
-		}
-		return netip.AddrPortFrom(ip.Unmap(), uint16(port)), nil
+		return parseAdvertise(advertise, int(bound.Port()))
 	}
 	if !bound.Addr().IsUnspecified() {
 		return netip.AddrPortFrom(bound.Addr().Unmap(), bound.Port()), nil
@@ -269,37 +254,6 @@ func (t *netTransport) address(advertise string) (netip.AddrPort, error) {
 	}
 	defer c.Close()
 	return netip.AddrPortFrom(c.LocalAddr().(*net.UDPAddr).AddrPort().Addr().Unmap(), bound.Port()), nil
-}
-
-// DefaultPort is the port of peers, of memberlist by custom.
-const DefaultPort = 7946
-
-// hostPort splits host, :port, host:port or [v6]:port.
-func hostPort(s string, port int) (string, int, error) {
-	host, p, err := net.SplitHostPort(s)
-	if err != nil {
-		if ip := net.ParseIP(s); ip != nil || !containsColon(s) {
-			return s, port, nil
-		}
-		return "", 0, err
-	}
-	if p == "" {
-		return host, port, nil
-	}
-	n, err := strconv.ParseUint(p, 10, 16)
-	if err != nil {
-		return "", 0, fmt.Errorf("%q: no such port", s)
-	}
-	return host, int(n), nil
-}
-
-func containsColon(s string) bool {
-	for i := range len(s) {
-		if s[i] == ':' {
-			return true
-		}
-	}
-	return false
 }
 
 func (t *netTransport) readPackets() {

@@ -47,13 +47,11 @@ func demo(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		fmt.Fprint(stderr, "usage: penstock demo [flags]\n\nThe router, emulated vLLM replicas and light traffic, all on the loopback. Ctrl-C ends all of it.\n\n")
 		fs.PrintDefaults()
 	}
-	switch err := fs.Parse(args); {
-	case errors.Is(err, flag.ErrHelp):
-		return 0
-	case err != nil:
-		return 2
-	case fs.NArg() > 0 || o.replicas < 1 || o.replicas > 64:
-		fs.Usage()
+	if code := parseFlags(fs, args, 0); code >= 0 {
+		return code
+	}
+	if o.replicas < 1 || o.replicas > 64 {
+		fmt.Fprintf(stderr, "penstock demo: --replicas: %d is not from 1 to 64\n", o.replicas)
 		return 2
 	}
 	if err := o.run(ctx, stdout); err != nil {

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -31,11 +30,8 @@ func docs(_ context.Context, args []string, stdout, stderr io.Writer) int {
 	fs := flag.NewFlagSet("docs", flag.ContinueOnError)
 	fs.SetOutput(stderr)
 	dir := fs.String("dir", "docs", "`folder` to write to")
-	if err := fs.Parse(args); err != nil {
-		if errors.Is(err, flag.ErrHelp) {
-			return 0
-		}
-		return 2
+	if code := parseFlags(fs, args, 0); code >= 0 {
+		return code
 	}
 	for name, text := range pages() {
 		if err := os.WriteFile(filepath.Join(*dir, name), []byte(text), 0o644); err != nil {

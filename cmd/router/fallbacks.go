@@ -22,12 +22,8 @@ func validateFallbacks(ctx context.Context, args []string, stdout, stderr io.Wri
 	fs.Usage = func() {
 		fmt.Fprint(stderr, "usage: penstock validate-fallbacks CONFIG\n\nTries every fallback tier that is a smaller model with its prompts, on one of its replicas, and records in\nstate_dir when it passed. A tier that did not pass within 24 h is not used, and penstock check refuses it.\n")
 	}
-	if err := fs.Parse(args); err != nil {
-		return 2
-	}
-	if fs.NArg() != 1 {
-		fs.Usage()
-		return 2
+	if code := parseFlags(fs, args, 1); code >= 0 {
+		return code
 	}
 	cfg, err := load(config.Source{File: fs.Arg(0), Environ: os.Environ()})
 	if err != nil {

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"flag"
 	"fmt"
@@ -13,7 +14,6 @@ import (
 	"github.com/penstock/penstock/bench/model"
 	"github.com/penstock/penstock/config"
 	"github.com/penstock/penstock/fleet"
-	"github.com/penstock/penstock/ring"
 	"github.com/penstock/penstock/scorer"
 )
 
@@ -122,6 +122,24 @@ func parseServe(args []string, stderr io.Writer, getenv func(string) string) (sr
 	return src, -1
 }
 
+// parseFlags reads the flags of a subcommand that takes n arguments beside
+// them; code >= 0 means that the command ends with it.
+func parseFlags(fs *flag.FlagSet, args []string, n int) (code int) {
+	switch err := fs.Parse(args); {
+	case errors.Is(err, flag.ErrHelp):
+		return 0
+	case err != nil:
+		return 2
+	case fs.NArg() > n:
+		fmt.Fprintf(fs.Output(), "penstock %s: unexpected argument %q; see penstock %s --help\n", fs.Name(), fs.Arg(n), fs.Name())
+		return 2
+	case fs.NArg() < n:
+		fs.Usage()
+		return 2
+	}
+	return -1
+}
+
 // check is `penstock check CONFIG`.
 func check(_ context.Context, args []string, stdout, stderr io.Writer) int {
 	fs := flag.NewFlagSet("check", flag.ContinueOnError)
@@ -129,14 +147,8 @@ func check(_ context.Context, args []string, stdout, stderr io.Writer) int {
 	fs.Usage = func() {
 		fmt.Fprint(stderr, "usage: penstock check CONFIG\n\nChecks a configuration file, its environment and its secrets, and tells everything that is wrong, each with\nfile:line:key. Nothing is started. Exit status 0 when it is good.\n")
 	}
-	switch err := fs.Parse(args); {
-	case errors.Is(err, flag.ErrHelp):
-		return 0
-	case err != nil:
-		return 2
-	case fs.NArg() != 1:
-		fs.Usage()
-		return 2
+	if code := parseFlags(fs, args, 1); code >= 0 {
+		return code
 	}
 	cfg, err := load(config.Source{File: fs.Arg(0), Policies: policyNames(), Profiles: profileNames()})
 	if err != nil {
@@ -179,13 +191,15 @@ func load(src config.Source) (*config.Config, error) {
 			}
 		}
 	}
-	if p := cfg.Peers; p != nil {
-		data, err := os.ReadFile(p.KeyFile)
-		if err == nil {
-			_, err = ring.ParseKeys(data)
+	if cfg.Peers != nil {
+		o := peerOptions(cfg.Peers)
+		for _, p := range o.Problems() {
+			errs = append(errs, cfg.Problem(p.Key, errors.New(p.Msg)))
 		}
-		if err != nil {
-			errs = append(errs, cfg.Problem("peers.key_file", err))
+	}
+	if cfg.TLS.CertFile != "" {
+		if _, err := tls.LoadX509KeyPair(cfg.TLS.CertFile, cfg.TLS.KeyFile); err != nil {
+			errs = append(errs, cfg.Problem("tls.cert_file", fmt.Errorf("%s: %w", cfg.TLS.CertFile, err)))
 		}
 	}
 	if errs != nil {

@@ -4,6 +4,7 @@ package main
 
 import (
 	"context"
+	"flag"
 	"fmt"
 	"io"
 	"os"
@@ -102,7 +103,15 @@ func versionText() string {
 	return "tip"
 }
 
-func showVersion(_ context.Context, _ []string, stdout, _ io.Writer) int {
+func showVersion(_ context.Context, args []string, stdout, stderr io.Writer) int {
+	fs := flag.NewFlagSet("version", flag.ContinueOnError)
+	fs.SetOutput(stderr)
+	fs.Usage = func() {
+		fmt.Fprint(stderr, "usage: penstock version\n\nTells the version, and which policies and profiles this build has.\n")
+	}
+	if code := parseFlags(fs, args, 0); code >= 0 {
+		return code
+	}
 	fmt.Fprintf(stdout, "penstock %s\n%s %s/%s\npolicies: %s\nprofiles: %s\n", versionText(), runtime.Version(), runtime.GOOS, runtime.GOARCH,
 		strings.Join(policyNames(), ", "), strings.Join(profileNames(), ", "))
 	return 0

@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -365,12 +366,35 @@ func TestCommandLine(t *testing.T) {
 		{[]string{"check"}, 2, "usage: penstock check"},
 		{[]string{"check", "/nowhere.yaml"}, 1, "/nowhere.yaml: cannot read the configuration"},
 		{[]string{"check", bad}, 1, bad + ":3:routes[0].tiers[1]: static.file: open "},
-		{[]string{"check", bad}, 1, bad + ":4:peers.key_file: line 1: not base64"},
+		{[]string{"check", bad}, 1, bad + ":4:peers.key_file: " + good + ": line 1: not base64"},
 		{[]string{"check", good}, 0, "good (1 pools, 1 static replicas, 1 classes)"},
 	} {
 		var out bytes.Buffer
 		if status := run(context.Background(), c.args, &out, &out); status != c.status || !strings.Contains(out.String(), c.want) {
 			t.Errorf("%v: status %d, want %d with %q:\n%s", c.args, status, c.status, c.want, out.String())
+		}
+	}
+}
+
+// Each command tells its own usage on --help, which is no failure, and takes
+// no argument that it would not look at.
+func TestEveryCommandHasHelpAndTakesNoStrayArgument(t *testing.T) {
+	verbs := [][]string{{"bench", "replica"}, {"bench", "load"}, {"bench", "sim"}, {"bench", "compare"}}
+	for _, c := range commands() {
+		verbs = append(verbs, []string{c.name})
+	}
+	for _, verb := range verbs {
+		for _, help := range []string{"--help", "-h"} {
+			if code, out := command1(append(slices.Clone(verb), help)...); code != 0 || !strings.Contains(strings.ToLower(out), "usage") {
+				t.Errorf("%v %s: status %d\n%s", verb, help, code, out)
+			}
+		}
+		stray := append(slices.Clone(verb), "stray.yaml")
+		if slices.Contains([]string{"check", "validate-fallbacks"}, verb[0]) {
+			stray = append(stray, "stray.yaml")
+		}
+		if code, out := command1(stray...); code != 2 || !strings.Contains(out, `"stray.yaml"`) {
+			t.Errorf("%v: status %d\n%s", stray, code, out)
 		}
 	}
 }

@@ -85,15 +85,21 @@ func (a *app) peered(o *proxy.Options) {
 	}
 }
 
+// peerOptions are what the configuration says of this router among its peers.
+func peerOptions(p *config.Peers) ring.Options {
+	return ring.Options{Name: p.Name, Bind: p.Bind, Advertise: p.Advertise, Join: p.Join, KeyFile: p.KeyFile, Allow: p.Allow,
+		Interval: p.Interval, Bandwidth: p.Bandwidth, HoldShare: p.HoldShare}
+}
+
 // joinPeers makes this router one of several.
 func (a *app) joinPeers() error {
 	p := a.config().Peers
 	if p == nil {
 		return nil
 	}
-	n, err := ring.New(ring.Options{Name: p.Name, Bind: p.Bind, Advertise: p.Advertise, Join: p.Join, KeyFile: p.KeyFile, Allow: p.Allow,
-		Interval: p.Interval, Bandwidth: p.Bandwidth, HoldShare: p.HoldShare,
-		Snapshot: a.snapshot, OnPeers: a.heardPeers, Now: a.now, Log: a.log, Metrics: a.metrics})
+	o := peerOptions(p)
+	o.Snapshot, o.OnPeers, o.Now, o.Log, o.Metrics = a.snapshot, a.heardPeers, a.now, a.log, a.metrics
+	n, err := ring.New(o)
 	if err != nil {
 		return err
 	}
@@ -269,11 +275,8 @@ func showPeers(ctx context.Context, args []string, stdout, stderr io.Writer) int
 		fmt.Fprint(stderr, "usage: penstock peers [flags]\n\nAsks a running router which other routers it knows, how old what it knows is, and what they have placed where.\n\n")
 		fs.PrintDefaults()
 	}
-	switch err := fs.Parse(args); {
-	case errors.Is(err, flag.ErrHelp):
-		return 0
-	case err != nil:
-		return 2
+	if code := parseFlags(fs, args, 0); code >= 0 {
+		return code
 	}
 	s, err := askPeers(ctx, *admin)
 	if err == nil && *asJSON {

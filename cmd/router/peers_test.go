@@ -13,7 +13,49 @@ import (
 	"github.com/penstock/penstock/admission"
 	"github.com/penstock/penstock/fleet"
 	"github.com/penstock/penstock/internal/freeport"
+	"github.com/penstock/penstock/ring"
 )
+
+// What serve refuses of the peers' addresses by the file alone, check refuses
+// with the same words.
+func TestCheckRefusesWhatServeDoes(t *testing.T) {
+	dir := t.TempDir()
+	file, key, cert := filepath.Join(dir, "p.yaml"), filepath.Join(dir, "key"), filepath.Join(dir, "cert")
+	for name, text := range map[string]string{key: ring.NewKey(), cert: "no certificate"} {
+		if err := os.WriteFile(name, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, c := range []struct{ setting, want string }{
+		{`peers: {key_file: key, advertise: router-1}`, `:1:peers.advertise: "router-1" is not an IP address: write it as 10.0.0.1 or 10.0.0.1:7946`},
+		{`peers: {key_file: key, advertise: "10.0.0.1:x"}`, `:1:peers.advertise: "10.0.0.1:x" is not IP or IP:port`},
+		{`peers: {key_file: key, advertise: 0.0.0.0}`, `:1:peers.advertise: 0.0.0.0 is no address that peers could send to`},
+		{`peers: {key_file: key, join: [a, "b:0", "http://c:1", "d:e:f"]}`, `:1:peers.join[1]: "b:0" is not host or host:port: write it as router-2.internal, 10.0.0.2 or 10.0.0.2:7946`},
+		{`peers: {key_file: key, join: [a, "b:0", "http://c:1", "d:e:f"]}`, `:1:peers.join[2]: "http://c:1" is not`},
+		{`peers: {key_file: key, join: [a, "b:0", "http://c:1", "d:e:f"]}`, `:1:peers.join[3]: "d:e:f" is not`},
+		{`peers: {key_file: key, join: ["a b"]}`, `:1:peers.join[0]: "a b" is not`},
+		{`peers: {key_file: key, bind: "localhost:7946"}`, `:1:peers.bind: "localhost" is not an IP address: write it as 10.0.0.1:7946, or :7946`},
+		{`peers: {key_file: key, name: "a b"}`, `:1:peers.name: "a b" is not 1 to`},
+		{`peers: {key_file: key, advertise: 10.0.0.1, allow: [10.1.0.0/16]}`, `:1:peers.allow: leaves out this router's own address, 10.0.0.1 (peers.advertise)`},
+		{`tls: {cert_file: cert, key_file: key}`, `:1:tls.cert_file: ` + cert + `: tls: failed to find any PEM data`},
+	} {
+		if err := os.WriteFile(file, []byte(c.setting+"\npools: [{name: a, replicas: {static: [\"http://127.0.0.1:2\"]}}]\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		for _, args := range [][]string{{"check", file}, {"serve", "--config", file, "--listen", "127.0.0.1:0", "--admin", "off"}} {
+			if code, out := command1(args...); code != 1 || !strings.Contains(out, file+c.want) {
+				t.Errorf("%s of %s: status %d, want 1 with %q:\n%s", args[0], c.setting, code, c.want, out)
+			}
+		}
+	}
+	good := "peers: {key_file: key, name: r1, bind: \":7946\", advertise: \"10.0.0.1\", allow: [10.0.0.0/8], join: [10.0.0.2, \"10.0.0.3:7000\", router.internal, \"router_4.internal.:7946\", \"::1\", \"[::1]:7946\"]}\npools: [{name: a, replicas: {static: [\"http://127.0.0.1:2\"]}}]\n"
+	if err := os.WriteFile(file, []byte(good), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if code, out := command1("check", file); code != 0 {
+		t.Errorf("a good file: %d %s", code, out)
+	}
+}
 
 // Routers that know the same replicas, by IDs of their own and in another
 // order, agree where a new prefix goes; one that joins takes only its share.
