@@ -279,9 +279,11 @@ func TestMainRefusesBadFlags(t *testing.T) {
 		"--policies": {"--policies", "penstock,penstock"},
 		"--doc":      {"--doc", "/nowhere/page.md"},
 		"suite":      {"suite"},
+		"--parts":    {"--parts", "suite,finding"},
+		"--from":     {"--parts", "suite", "--from", "x.json"},
 	} {
 		var out, errs bytes.Buffer
-		if code := Main(append(args, "--quiet"), &out, &errs); code != 2 || !strings.Contains(errs.String(), flag) {
+		if code := Main(append(args, "--quiet"), &out, &errs); code != 2 || !strings.Contains(errs.String(), flag) || out.Len() > 0 {
 			t.Errorf("%v: status %d, %s", args, code, errs.String())
 		}
 	}

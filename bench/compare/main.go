@@ -73,6 +73,9 @@ func Main(args []string, stdout, stderr io.Writer) int {
 	if err == nil && *policies != "" {
 		o.Policies, err = ParsePolicies(*policies)
 	}
+	if err == nil {
+		err = checkParts(*parts, *capacity, *from)
+	}
 	if err != nil {
 		fmt.Fprintln(stderr, "bench compare:", err)
 		return 2
@@ -114,6 +117,25 @@ func Main(args []string, stdout, stderr io.Writer) int {
 		}
 	}
 	return 0
+}
+
+// checkParts refuses an unknown part before the ones in front of it have run,
+// and parts where nothing would look at them.
+func checkParts(parts string, capacity bool, from string) error {
+	if parts == "" {
+		return nil
+	}
+	if capacity || from != "" {
+		return errors.New("--parts: has no meaning with --capacity or --from")
+	}
+	for _, p := range strings.Split(parts, ",") {
+		switch p {
+		case "suite", "learning", "findings":
+		default:
+			return fmt.Errorf("--parts: unknown part %q (known: suite, learning, findings)", p)
+		}
+	}
+	return nil
 }
 
 // check refuses what would be found after minutes, or would run nothing.
@@ -206,7 +228,7 @@ func run(o Options, parts string) (*Outcome, error) {
 		case "findings":
 			out.Findings, err = findings(o)
 		default:
-			err = fmt.Errorf("--parts: unknown part %q (known: suite, learning, findings)", p)
+			panic("BUG: the part " + p + " was not checked")
 		}
 		if err != nil {
 			return nil, err
@@ -251,7 +273,13 @@ func SimMain(args []string, stdout, stderr io.Writer) int {
 	bin := fs.Float64("timeline", 0, "width of timeline bins, s (0 = none)")
 	fs.StringVar(&e.Traces, "traces", "", "folder with the traces")
 	out := fs.String("json", "", "write the report to this file")
-	if fs.Parse(args) != nil {
+	switch err := fs.Parse(args); {
+	case errors.Is(err, flag.ErrHelp):
+		return 0
+	case err != nil:
+		return 2
+	case fs.NArg() > 0:
+		fmt.Fprintf(stderr, "bench sim: %q is no flag\n", fs.Arg(0))
 		return 2
 	}
 	s, err := pick(*scenario)

@@ -3,6 +3,7 @@ package load
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -54,7 +55,13 @@ func Main(args []string, stdout, stderr io.Writer) int {
 	fs.BoolVar(&o.AllowRemote, "allow-remote", false, "allow a target that is not on loopback")
 	out := fs.String("json", "", "write the report to this file (- = standard output)")
 	quiet := fs.Bool("quiet", false, "no progress")
-	if fs.Parse(args) != nil {
+	if err := fs.Parse(args); errors.Is(err, flag.ErrHelp) {
+		return 0
+	} else if err != nil {
+		return 2
+	}
+	if fs.NArg() > 0 {
+		fmt.Fprintf(stderr, "bench load: %q is no flag\n", fs.Arg(0))
 		return 2
 	}
 	s.Arrival, s.Duration = workload.Arrival(*arrival), duration.Seconds()

@@ -2,6 +2,7 @@ package replica
 
 import (
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -36,10 +37,11 @@ func Main(args []string, stdout, stderr io.Writer) int {
 	kv := fs.Int("kv-tokens", 0, "KV cache size, tokens (0 = the profile's)")
 	seqs := fs.Int("max-num-seqs", 0, "sequences at once (0 = the profile's)")
 	timeout := fs.Duration("shutdown-timeout", 0, "on SIGTERM let running requests finish for so long (0 = abort them)")
-	if fs.Parse(args) != nil {
+	switch err := fs.Parse(args); {
+	case errors.Is(err, flag.ErrHelp):
+		return 0
+	case err != nil:
 		return 2
-	}
-	switch {
 	case fs.NArg() > 0:
 		fmt.Fprintf(stderr, "bench replica: %q is no flag\n", fs.Arg(0))
 		return 2
