@@ -35,6 +35,7 @@ func (p *Pool) tick(now float64) {
 			switch {
 			case h.State != fleet.StateEjected || mayBeAlive(h.Reason):
 				in = true
+			case r.kept && !r.idle(): // what it keeps tells when it goes on
 			case h.Early(now) && (next < 0 || h.Until < p.view.Replicas[next].Health.Until):
 				next = i
 			}
@@ -78,6 +79,9 @@ func (p *Pool) watch(now float64, r *replica, v *fleet.Replica) {
 		t = next
 	}
 	if v.Health.State == fleet.StateEjected || v.Health.State == fleet.StateDraining {
+		if r.kept { // look again, see keeps
+			r.revoke, p.revoking = true, true
+		}
 		return
 	}
 	if p.hung(now, r, v, patience) {
@@ -169,7 +173,7 @@ func (p *Pool) take(now float64, r *replica, v *fleet.Replica, e fleet.Evidence,
 		p.stats.Ejections[e]++
 		r.revoke, p.revoking = true, true
 	case fleet.StateTrial, fleet.StateRamping:
-		r.revoke = false
+		r.revoke, r.kept = false, false
 		r.sign = now
 		r.learn.plain, r.learn.plainN, r.learn.lateRun, r.learn.slowRun = 0, 0, 0, 0
 	}
@@ -177,7 +181,8 @@ func (p *Pool) take(now float64, r *replica, v *fleet.Replica, e fleet.Evidence,
 
 // Revoked returns, appended to out, the tickets without a first token at a
 // replica that is now known dead, hung or draining, each once. The caller
-// cancels the attempt, calls Done(Failed), and may Admit again.
+// cancels the attempt, calls Done(Failed), and may Admit again. A replica that is
+// only silent keeps those that no other could have, see keeps.
 //
 // A draining replica finishes what it runs, so only what was refused there has
 // to move, and that comes back by itself: its tickets are not revoked.
@@ -190,7 +195,7 @@ func (p *Pool) Revoked(out []*Ticket) []*Ticket {
 		if !r.revoke {
 			continue
 		}
-		r.revoke = false
+		r.revoke, r.kept = false, false
 		if p.view.Replicas[i].Health.Reason == fleet.EvidenceDraining {
 			continue
 		}
@@ -208,6 +213,10 @@ func (p *Pool) Revoked(out []*Ticket) []*Ticket {
 
 func (p *Pool) revoke(t *Ticket, out []*Ticket) []*Ticket {
 	if t.revoked {
+		return out
+	}
+	if p.keeps(p.view.Now, t.rep, t) {
+		t.rep.kept = true
 		return out
 	}
 	t.revoked = true

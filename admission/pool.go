@@ -35,6 +35,7 @@ type replica struct {
 	moving    bool // its counters have been seen to move
 	stale     bool // what predictions need of it has changed, see loadedOf
 	revoke    bool // tickets without a first token must go elsewhere
+	kept      bool // some stay, since nobody else could have them (keeps)
 	blockSize float64
 
 	learn    learned
@@ -415,6 +416,8 @@ func (p *Pool) First(now float64, t *Ticket) {
 			p.dirty = true
 		}
 		v.Health.Fails = fails
+	} else if silence(v.Health.Reason) && !t.revoked && v.Health.Moved(now) {
+		p.dirty = true // it was kept there, and the engine goes on
 	}
 }
 

@@ -241,8 +241,8 @@ func TestARouterThatStoodStillCallsNobodyHung(t *testing.T) {
 			p.Stood(now, 6)
 		}
 		p.Advance(now, nil)
-		if out := p.Revoked(nil); (len(out) == 0) != told {
-			t.Errorf("router stood still %v: %d of %d requests are taken back", told, len(out), len(sent))
+		if n := p.Stats().Ejections[fleet.EvidenceStalled]; (n == 0) != told {
+			t.Errorf("router stood still %v: %d replicas with %d requests are ejected", told, n, len(sent))
 		}
 		now += 12 // and now nothing comes
 		p.Advance(now, nil)

@@ -127,6 +127,7 @@ type Work struct {
 	ASCII    int      // prompt bytes that are ASCII, 0 = not known (EstimatePrompt learns from them)
 	Other    int      // prompt bytes that are not
 	Print    uint64   // by which a client that was told to return is known again, 0 = it is not
+	Further  bool     // if no replica of the pool takes it, another pool or a lower tier would
 	Prefer   [2]ID    // the consistent hash's first and second choice for a new prefix, 0 = none (ring)
 }
 

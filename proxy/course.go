@@ -4,6 +4,8 @@ import (
 	"github.com/penstock/penstock/admission"
 	"github.com/penstock/penstock/fleet"
 	"github.com/penstock/penstock/internal/mutant"
+	"github.com/penstock/penstock/ladder"
+	"github.com/penstock/penstock/wire"
 )
 
 // course is where a request stands with its attempts.
@@ -23,6 +25,7 @@ func (f *flight) serve() {
 	for {
 		f.pool = f.targets[c.target].pool
 		f.prepare(&f.targets[c.target])
+		f.ticket.Work.Further = c.target+1 < len(f.targets) || f.lower()
 		d, r, ok := f.pool.acquire(f)
 		if c.paid && (!ok || d.Verdict == admission.Shed) {
 			f.unused()
@@ -58,6 +61,30 @@ func (f *flight) serve() {
 			return
 		}
 	}
+}
+
+// lower tells whether a tier below the present one may answer what that one is too
+// slow for.
+func (f *flight) lower() bool {
+	c := &f.climb
+	if c.lr == nil {
+		return false
+	}
+	for i := c.at + 1; i < len(c.rungs); i++ {
+		switch r := &c.rungs[i]; r.tier.Kind {
+		case ladder.KindPool:
+			if r.ok {
+				return true
+			}
+		case ladder.KindCached:
+			if c.keep {
+				return true
+			}
+		case ladder.KindStatic:
+			return f.req.kind == wire.KindChat
+		}
+	}
+	return false
 }
 
 // taught is r as the core is to learn of it. An answer that comes in one piece

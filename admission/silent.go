@@ -1,0 +1,74 @@
+package admission
+
+import "github.com/penstock/penstock/fleet"
+
+// A request is taken back from a silent replica since another one answers it
+// sooner. When all stand still at once (a paused host, a network that is gone
+// for some seconds) none would: what is taken back then fails, and what waits
+// where it is has its answer when they go on. So a silent replica keeps its
+// requests while nobody else could have them, but not for ever.
+
+// silence tells reasons to be out that are only that nothing came in time: a
+// replica that is out for one of them may go on.
+func silence(e fleet.Evidence) bool {
+	switch e {
+	case fleet.EvidenceStalled, fleet.EvidenceFirstTimeout, fleet.EvidenceProbeFailed:
+		return true
+	}
+	return false
+}
+
+// backFor is how long a replica must be back, seconds, to be given what others
+// that are still silent keep: they may have gone on as it did, and say so in a moment.
+const backFor = 1.0
+
+// keeps tells whether t is left at its replica r, which is out.
+func (p *Pool) keeps(now float64, r *replica, t *Ticket) bool {
+	v := &p.view.Replicas[r.i]
+	if !silence(v.Health.Reason) || t.Work.Further {
+		return false
+	}
+	// Three times as long as a silent replica has while others answer.
+	return !p.hung(now-2*p.cfg.HangAfter, r, v, t.ttft) && !p.otherFor(now, t)
+}
+
+// otherFor tells whether a replica other than its own could have t.
+func (p *Pool) otherFor(now float64, t *Ticket) bool {
+	w := &t.Work
+	for i, r := range p.reps {
+		v := &p.view.Replicas[i]
+		if r == t.rep || r.gone || r.drained || !v.Serves(w.Model) || !permits(v, w) || w.Excludes(v.ID) {
+			continue
+		}
+		h := &v.Health
+		switch h.State {
+		case fleet.StateDraining:
+			continue
+		case fleet.StateEjected:
+			if !mayBeAlive(h.Reason) {
+				continue
+			}
+		case fleet.StateRamping:
+			if now-h.Since < backFor {
+				continue
+			}
+		}
+		if !p.silentToo(now, r, v) {
+			return true
+		}
+	}
+	return false
+}
+
+// silentToo tells whether a replica is known to be silent, or looks so: it is
+// found out a little later than another one that stopped with it, by when its
+// last sign was and when it is probed.
+func (p *Pool) silentToo(now float64, r *replica, v *fleet.Replica) bool {
+	switch h := &v.Health; {
+	case !h.Open() && h.State != fleet.StateBusy:
+		return silence(h.Reason)
+	case r.idle():
+		return h.ProbeFails > 0 // it owes nothing, so only its probe can tell
+	}
+	return p.hung(now+0.75*p.cfg.HangAfter, r, v, 0)
+}
