@@ -83,7 +83,7 @@ var Options = []Option{
 	{Path: "routes[].tiers[].limit", Doc: "With pool: time until an answer of this tier begins, after which the next is tried. Left out: half of what is left of budget while another pool follows, else all of it."},
 	{Path: "routes[].tiers[].validate.prompts", Doc: "File with prompts and checks that the fallback pool has to pass."},
 	{Path: "routes[].tiers[].validate.pass", Default: "95%", Doc: "Share of the checks that has to pass."},
-	{Path: "routes[].tiers[].validate.every", Default: "12h", Doc: "How often the validation has to be repeated; over 24 h the tier is not used."},
+	{Path: "routes[].tiers[].validate.every", Default: "12h", Doc: "How often the validation has to be repeated. A pass holds for 24 h; a fail takes the tier out of use at once, and while no replica can be asked the last result stays."},
 	{Path: "routes[].tiers[].reduce.max_tokens", Doc: "Tier: the pool before it with at most so many output tokens. Taken when the pool has no room, or the prompt leaves none."},
 	{Path: "routes[].tiers[].reduce.drop_tools", Default: "false", Doc: "Also leave out the tools of a chat request that may do without (no tool_choice that asks for one, no tool call in its messages)."},
 	{Path: "routes[].tiers[].cached.scope", Default: "tenant", Doc: "Tier: an earlier answer to the very same request, of the same tenant, or shared."},
@@ -144,7 +144,7 @@ var Options = []Option{
 	{Path: "log.format", Default: "json", Doc: "json or console."},
 
 	{Path: "integrity", Default: "auto", Doc: "What becomes of an answer that breaks its protocol. terminate: it ends with the event stream_integrity (before its first byte: the next replica is tried). observe: it is passed on, counted and, where it shows before the head leaves, marked with X-Stream-Integrity. auto ends those after which a client would act on what the model never said (two tool calls under one index, an id that changes, broken JSON or UTF-8) and observes those that other makes of engines may show while all is well (another model's name, no finish reason). A healthy stream is never altered."},
-	{Path: "state_dir", Doc: "Folder of what has to outlive the process: when each fallback was last validated."},
+	{Path: "state_dir", Doc: "Folder of what has to outlive the process: what the last validation of each fallback has shown."},
 
 	{Path: "services[].name", Doc: "An auxiliary HTTP service: its outage is 503 NAME_unavailable on its own path and touches no inference request."},
 	{Path: "services[].prefix", Doc: "Requests whose path begins with it go there, path unchanged, as /retrieval/."},

@@ -3,17 +3,12 @@ package ladder
 import (
 	"bufio"
 	"bytes"
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
-	"net/http"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"strings"
 	"time"
 
 	"github.com/penstock/penstock/internal/mutant"
@@ -23,13 +18,12 @@ import (
 const MaxValidationAge = 24 * time.Hour
 
 // Validation says how a model downgrade is shown to do the work: a set of
-// prompts with a pass threshold, or a command that exits 0.
+// prompts with a pass threshold.
 type Validation struct {
 	Route   string
 	Pool    string
 	Model   string
 	Prompts string        // JSON lines: {"prompt":…,"contains":…} or {"messages":[…],"contains":…}
-	Command []string      // run with PENSTOCK_REPLICA and PENSTOCK_MODEL set
 	Pass    float64       // share of prompts that have to pass, 0 to 1
 	Every   time.Duration // how often it should be run; at most 24 h counts
 }
@@ -37,15 +31,17 @@ type Validation struct {
 // Key names the validation in the record.
 func (v *Validation) Key() string { return v.Route + "/" + v.Pool + "/" + v.Model }
 
-// Passed is one line of the record.
-type Passed struct {
-	At    time.Time `json:"at"`
-	Share float64   `json:"share"`
+// Result is one line of the record: what the last validation that could be
+// run has shown.
+type Result struct {
+	At     time.Time `json:"at"`
+	Share  float64   `json:"share"`            // of the prompts that passed
+	Failed string    `json:"failed,omitempty"` // why that is not enough
 }
 
-// Record is when each tier was last shown to work. It is one small JSON file
-// in the state folder.
-type Record map[string]Passed
+// Record is what the last validation of each tier has shown. It is one small
+// JSON file in the state folder.
+type Record map[string]Result
 
 // RecordFile is the record's place in the state folder.
 func RecordFile(stateDir string) string { return filepath.Join(stateDir, "validations.json") }
@@ -79,11 +75,27 @@ func (r Record) Save(file string) error {
 	return os.Rename(tmp, file)
 }
 
-// Good tells whether v passed within 24 h before now (and within its own
-// `every` twice over, when that is shorter).
+// Good tells whether v may be used: its last validation was passed, within
+// 24 h before now. One that failed takes the tier out of use at once, also when
+// it passed shortly before.
 func (r Record) Good(v *Validation, now time.Time) bool {
+	return r.Why(v, now) == "" || mutant.On("untested-fallback")
+}
+
+// Why tells for what reason v may not be used; "" = it may.
+func (r Record) Why(v *Validation, now time.Time) string {
 	p, ok := r[v.Key()]
-	return ok && p.Share >= v.Pass && now.Sub(p.At) <= MaxValidationAge || mutant.On("untested-fallback")
+	switch {
+	case !ok:
+		return "did not pass a validation within 24h"
+	case p.Failed != "":
+		return fmt.Sprintf("failed its validation of %s: %s", p.At.UTC().Format(time.RFC3339), p.Failed)
+	case p.Share < v.Pass:
+		return fmt.Sprintf("passed %.0f %% of its validation of %s, and needs %.0f %%", p.Share*100, p.At.UTC().Format(time.RFC3339), v.Pass*100)
+	case now.Sub(p.At) > MaxValidationAge:
+		return fmt.Sprintf("did not pass a validation within 24h (the last one at %s)", p.At.UTC().Format(time.RFC3339))
+	}
+	return ""
 }
 
 type prompt struct {
@@ -124,85 +136,4 @@ func readPrompts(file string) ([]prompt, error) {
 		return nil, fmt.Errorf("%s: holds no prompt", file)
 	}
 	return out, sc.Err()
-}
-
-// Run tries the tier on one of its replicas and returns what passed.
-func (v *Validation) Run(ctx context.Context, replica, apiKey string, now time.Time) (Passed, error) {
-	if len(v.Command) > 0 {
-		cmd := exec.CommandContext(ctx, v.Command[0], v.Command[1:]...)
-		cmd.Env = append(os.Environ(), "PENSTOCK_REPLICA="+replica, "PENSTOCK_MODEL="+v.Model)
-		if out, err := cmd.CombinedOutput(); err != nil {
-			return Passed{}, fmt.Errorf("validate.command: %w: %s", err, bytes.TrimSpace(out))
-		}
-		return Passed{At: now, Share: 1}, nil
-	}
-	prompts, err := readPrompts(v.Prompts)
-	if err != nil {
-		return Passed{}, err
-	}
-	good := 0
-	var first error
-	for i, p := range prompts {
-		if err := v.try(ctx, replica, apiKey, p); err == nil {
-			good++
-		} else if first == nil {
-			first = fmt.Errorf("prompt %d: %w", i+1, err)
-		}
-	}
-	share := float64(good) / float64(len(prompts))
-	if share < v.Pass {
-		return Passed{}, fmt.Errorf("%d of %d prompts passed, %.0f %% are needed; %w", good, len(prompts), v.Pass*100, first)
-	}
-	return Passed{At: now, Share: share}, nil
-}
-
-func (v *Validation) try(ctx context.Context, replica, apiKey string, p prompt) error {
-	msgs := p.Messages
-	if p.Prompt != "" {
-		m, err := json.Marshal(map[string]string{"role": "user", "content": p.Prompt})
-		if err != nil {
-			return err
-		}
-		msgs = []json.RawMessage{m}
-	}
-	body, err := json.Marshal(map[string]any{"model": v.Model, "messages": msgs, "max_tokens": 256, "temperature": 0})
-	if err != nil {
-		return err
-	}
-	ctx, cancel := context.WithTimeout(ctx, time.Minute)
-	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, strings.TrimSuffix(replica, "/")+"/v1/chat/completions", bytes.NewReader(body))
-	if err != nil {
-		return err
-	}
-	req.Header.Set("Content-Type", "application/json")
-	if apiKey != "" {
-		req.Header.Set("Authorization", "Bearer "+apiKey)
-	}
-	resp, err := http.DefaultClient.Do(req)
-	if err != nil {
-		return err
-	}
-	defer resp.Body.Close()
-	b, err := io.ReadAll(io.LimitReader(resp.Body, 4<<20))
-	if err != nil {
-		return err
-	}
-	var a struct {
-		Choices []struct {
-			Message struct {
-				Content string `json:"content"`
-			} `json:"message"`
-		} `json:"choices"`
-	}
-	if resp.StatusCode != http.StatusOK {
-		return fmt.Errorf("status %d", resp.StatusCode)
-	}
-	if err := json.Unmarshal(b, &a); err != nil || len(a.Choices) == 0 {
-		return errors.New("answer is not a chat completion")
-	}
-	if !strings.Contains(strings.ToLower(a.Choices[0].Message.Content), strings.ToLower(p.Contains)) {
-		return fmt.Errorf("answer does not contain %q", p.Contains)
-	}
-	return nil
 }

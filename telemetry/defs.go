@@ -61,6 +61,7 @@ var (
 	RouteState      = &Def{"penstock_route_state", Gauge, []string{"route", "state"}, "1 for the state the route is in: PRIMARY_HEALTHY, DEGRADED_FALLBACK, RECOVERING_PROBE; else 0."}
 	RouteChanges    = &Def{"penstock_route_state_changes_total", Counter, []string{"route", "state"}, "Changes of a route into a state."}
 	TierAnswers     = &Def{"penstock_tier_answers_total", Counter, []string{"route", "tier"}, "Answers by the tier that gave them: 0, 1, 2, cached, static, 3, 4 (4 = refused honestly)."}
+	TierValidated   = &Def{"penstock_tier_validated", Gauge, []string{"route", "pool", "model"}, "1 while a tier that is a smaller model may be used; 0 when its last validation failed, is over 24 h old, or was never run."}
 	RecoveryStalled = &Def{"penstock_recovery_probe_stalled", Gauge, []string{"route"}, "1 while ALERT_RECOVERY_PROBE_STALLED holds: the route's primary is well for over 60 s and still has not its full share back."}
 	RetryStorms     = &Def{"penstock_retry_storms_total", Counter, nil, "Repeats refused with ERR_RETRY_STORM_DETECTED."}
 	RateLimited     = &Def{"penstock_rate_limited_total", Counter, nil, "Requests refused by a tenant's own limit (rate or requests at a time)."}
@@ -77,4 +78,4 @@ var Defs = []*Def{Requests, Outcomes, Attempts, DeadlineLeft, Failovers, Sheds, 
 	TokensIn, TokensCached, TokensOut, TokensWasted, UsageEstimated, Integrity, TTFT, ITL, E2E, HoldTime, PredictRatio, ScalePrefill, ScaleDecode,
 	GoodRequests, ScrapeAge, Scrapes, ScrapeSeconds, Probes,
 	PeerDatagrams, PeerStreams, PeerBytes, PeerMembers, PeerShare, PeerDrift, PeerUnknown, PeerInterval, BuildInfo, ReloadTotal,
-	RouteState, RouteChanges, TierAnswers, RecoveryStalled, RetryStorms, RateLimited, TenantPlaces, ServiceRequests, SpansDropped, CacheBytes, PanicMode}
+	RouteState, RouteChanges, TierAnswers, TierValidated, RecoveryStalled, RetryStorms, RateLimited, TenantPlaces, ServiceRequests, SpansDropped, CacheBytes, PanicMode}

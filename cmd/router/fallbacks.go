@@ -11,19 +11,32 @@ import (
 
 	"github.com/penstock/penstock/config"
 	"github.com/penstock/penstock/ladder"
-	"github.com/penstock/penstock/telemetry"
 )
 
 // validateFallbacks runs the validation of every tier that is a smaller model
-// and records when it passed.
+// and records what it has shown.
 func validateFallbacks(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	fs := flag.NewFlagSet("validate-fallbacks", flag.ContinueOnError)
 	fs.SetOutput(stderr)
+	timeout := fs.Duration("timeout", time.Minute, "of one prompt; a replica that takes longer is left, and the next one is asked")
+	quiet := fs.Bool("quiet", false, "no progress")
 	fs.Usage = func() {
-		fmt.Fprint(stderr, "usage: penstock validate-fallbacks CONFIG\n\nTries every fallback tier that is a smaller model with its prompts, on one of its replicas, and records in\nstate_dir when it passed. A tier that did not pass within 24 h is not used, and penstock check refuses it.\n")
+		fmt.Fprint(stderr, `usage: penstock validate-fallbacks [flags] CONFIG
+
+Tries every fallback tier that is a smaller model with its prompts, on one of its replicas, and records the result
+in state_dir. A tier is used while its last result is a pass of the last 24 h; a fail takes it out of use at once,
+in a running router too. Where no replica answers there is no result, and the last one stays as it was. penstock
+check refuses a tier that may not be used. Exit status 0 when all passed.
+
+`)
+		fs.PrintDefaults()
 	}
 	if code := parseFlags(fs, args, 1); code >= 0 {
 		return code
+	}
+	if *timeout <= 0 {
+		fmt.Fprintf(stderr, "penstock validate-fallbacks: --timeout: %s is not over 0s\n", *timeout)
+		return 2
 	}
 	cfg, err := load(config.Source{File: fs.Arg(0), Environ: os.Environ()})
 	if err != nil {
@@ -34,7 +47,6 @@ func validateFallbacks(ctx context.Context, args []string, stdout, stderr io.Wri
 		fmt.Fprintln(stderr, "penstock validate-fallbacks: state_dir is not set: there is no place for the record")
 		return 1
 	}
-	list := downgrades(cfg)
 	file := ladder.RecordFile(cfg.StateDir)
 	rec, err := ladder.LoadRecord(file)
 	if err == nil {
@@ -44,32 +56,51 @@ func validateFallbacks(ctx context.Context, args []string, stdout, stderr io.Wri
 		fmt.Fprintln(stderr, "penstock validate-fallbacks:", err)
 		return 1
 	}
-	failed := 0
+	if *quiet {
+		stderr = io.Discard
+	}
+	list := downgrades(cfg)
+	failed, untried := 0, 0
 	for _, v := range list {
-		passed, err := runValidation(ctx, cfg, v.Validation)
+		res, err := runValidation(ctx, cfg, v.Validation, *timeout, stderr)
 		if err != nil {
-			failed++
-			fmt.Fprintf(stdout, "FAILED  %s: %v\n", v.Key(), err)
+			untried++
+			fmt.Fprintf(stdout, "UNTRIED %s: %v; %s\n", v.Key(), err, standing(rec, v.Validation))
 			continue
 		}
-		rec[v.Key()] = passed
+		rec[v.Key()] = res
 		if err := rec.Save(file); err != nil {
-			fmt.Fprintln(stderr, "penstock validate-fallbacks:", err)
+			fmt.Fprintln(stdout, "penstock validate-fallbacks:", err)
 			return 1
 		}
-		fmt.Fprintf(stdout, "passed  %s: %.0f %% of its prompts\n", v.Key(), passed.Share*100)
+		if res.Failed != "" {
+			failed++
+			fmt.Fprintf(stdout, "FAILED  %s: %s; it is not used until it passes\n", v.Key(), res.Failed)
+			continue
+		}
+		fmt.Fprintf(stdout, "passed  %s: %.0f %% of its prompts\n", v.Key(), res.Share*100)
 	}
-	fmt.Fprintf(stdout, "%d fallback tiers, %d failed\n", len(list), failed)
-	if failed > 0 {
+	fmt.Fprintf(stdout, "%d fallback tiers, %d failed, %d could not be tried\n", len(list), failed, untried)
+	if failed+untried > 0 {
 		return 1
 	}
 	return 0
 }
 
-// runValidation tries the pool's replicas until one can be asked.
-func runValidation(ctx context.Context, cfg *config.Config, v *ladder.Validation) (ladder.Passed, error) {
+// standing tells what is in force of a tier that could not be tried.
+func standing(rec ladder.Record, v *ladder.Validation) string {
+	now := time.Now()
+	if why := rec.Why(v, now); why != "" {
+		return "it stays out of use: it " + why
+	}
+	return fmt.Sprintf("its last pass holds for %s more", (ladder.MaxValidationAge - now.Sub(rec[v.Key()].At)).Round(time.Minute))
+}
+
+// runValidation asks the pool's replicas until one answers. What that one
+// answers is the result, good or bad: any of them may be used.
+func runValidation(ctx context.Context, cfg *config.Config, v *ladder.Validation, timeout time.Duration, progress io.Writer) (ladder.Result, error) {
 	if v.Prompts == "" {
-		return ladder.Passed{}, fmt.Errorf("declares no validate.prompts: a smaller model that nobody tried is not used")
+		return ladder.Result{}, fmt.Errorf("declares no validate.prompts: a smaller model that nobody tried is not used")
 	}
 	for i := range cfg.Pools {
 		p := &cfg.Pools[i]
@@ -78,22 +109,28 @@ func runValidation(ctx context.Context, cfg *config.Config, v *ladder.Validation
 		}
 		var last error
 		for _, url := range p.Replicas.Static {
-			passed, err := v.Run(ctx, url, string(p.APIKey), time.Now())
+			var sent time.Time
+			res, err := v.Validate(ctx, ladder.Run{Replica: url, APIKey: string(p.APIKey), Timeout: timeout,
+				Asking: func(n, of int) {
+					sent = time.Now()
+					fmt.Fprintf(progress, "%s at %s: prompt %d of %d ... ", v.Key(), url, n, of)
+				},
+				Answered: func(_, _ int, err error) {
+					said := "good"
+					if err != nil {
+						said = err.Error()
+					}
+					fmt.Fprintf(progress, "%s (%.1f s)\n", said, time.Since(sent).Seconds())
+				}})
 			if err == nil {
-				return passed, nil
+				return res, nil
 			}
 			last = fmt.Errorf("%s: %w", url, err)
 		}
 		if last == nil {
 			last = fmt.Errorf("pool %s has no static replica to try", p.Name)
 		}
-		return ladder.Passed{}, last
+		return ladder.Result{}, last
 	}
-	return ladder.Passed{}, fmt.Errorf("there is no pool %q", v.Pool)
-}
-
-func closeTracer(t *telemetry.Tracer) {
-	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
-	defer cancel()
-	t.Close(ctx)
+	return ladder.Result{}, fmt.Errorf("there is no pool %q", v.Pool)
 }

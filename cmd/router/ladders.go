@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -20,7 +21,10 @@ import (
 // beside fills in the options of what stands beside plain routing: ladders,
 // services, tenants' limits and tracing.
 func (a *app) beside(cfg *config.Config, o *proxy.Options) error {
-	v := &validations{file: ladder.RecordFile(cfg.StateDir), log: a.log}
+	v := &validations{file: ladder.RecordFile(cfg.StateDir), log: a.log, list: downgrades(cfg), used: map[string]bool{}}
+	for _, d := range v.list {
+		a.metrics.Gauge(telemetry.TierValidated, func() float64 { return oneIf(v.good(d.Validation)) }, d.Route, d.Pool, d.Model)
+	}
 	for i := range cfg.Routes {
 		r, err := routeOptions(cfg, &cfg.Routes[i], a.labels)
 		if err != nil {
@@ -155,7 +159,7 @@ func downgrades(cfg *config.Config) (out []downgrade) {
 	return out
 }
 
-// untested names the tiers whose last good validation is too old or missing.
+// untested names the tiers whose last validation failed, is too old or missing.
 func untested(cfg *config.Config, now time.Time) (problems config.Errors) {
 	list := downgrades(cfg)
 	if len(list) == 0 {
@@ -169,8 +173,8 @@ func untested(cfg *config.Config, now time.Time) (problems config.Errors) {
 		return config.Errors{cfg.Problem("state_dir", err)}
 	}
 	for _, v := range list {
-		if !rec.Good(v.Validation, now) {
-			problems = append(problems, cfg.Problem(v.key, fmt.Errorf("ERR_UNTESTED_COMPENSATION_REJECTED: route %s: pool %s (model %s) did not pass a validation within 24h; run penstock validate-fallbacks", v.Route, v.Pool, v.Model)))
+		if why := rec.Why(v.Validation, now); why != "" {
+			problems = append(problems, cfg.Problem(v.key, fmt.Errorf("ERR_UNTESTED_COMPENSATION_REJECTED: route %s: pool %s (model %s) %s; run penstock validate-fallbacks", v.Route, v.Pool, v.Model, why)))
 		}
 	}
 	return problems
@@ -181,10 +185,12 @@ func untested(cfg *config.Config, now time.Time) (problems config.Errors) {
 type validations struct {
 	file string
 	log  *zap.Logger
+	list []downgrade
 
 	mu   sync.Mutex
 	read time.Time
 	rec  ladder.Record
+	used map[string]bool // tiers that may be used, as was told last; by key
 }
 
 func (v *validations) good(t *ladder.Validation) bool {
@@ -199,6 +205,38 @@ func (v *validations) good(t *ladder.Validation) bool {
 		} else {
 			v.rec = rec
 		}
+		v.tell(now)
 	}
 	return v.rec.Good(t, now)
+}
+
+// tell logs which tiers may be used now and may not, where that has changed.
+func (v *validations) tell(now time.Time) {
+	for _, d := range v.list {
+		why := v.rec.Why(d.Validation, now)
+		used, told := v.used[d.Key()]
+		if told && used == (why == "") {
+			continue
+		}
+		v.used[d.Key()] = why == ""
+		f := []zap.Field{zap.String("route", d.Route), zap.String("pool", d.Pool), zap.String("model", d.Model)}
+		if why != "" {
+			v.log.Warn("a fallback tier is not used until it passes penstock validate-fallbacks", append(f, zap.String("reason", "it "+why))...)
+		} else if told {
+			v.log.Info("a fallback tier may be used again: it passed its validation", f...)
+		}
+	}
+}
+
+func oneIf(b bool) float64 {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+func closeTracer(t *telemetry.Tracer) {
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
+	defer cancel()
+	t.Close(ctx)
 }

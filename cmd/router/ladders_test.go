@@ -4,11 +4,17 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
+
+	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
 
 	"github.com/penstock/penstock/bench/model"
 	"github.com/penstock/penstock/bench/replica"
@@ -77,6 +83,39 @@ func TestFallbackIsUsedOnlyWhileItsValidationIsYoung(t *testing.T) {
 	if code, out := command1("check", file); code != 0 {
 		t.Fatalf("check after it: %d %s", code, out)
 	}
+	// Answers that are not good enough take it out of use, however young its pass is.
+	bad, good := []byte(`{"prompt":"the word gazebo","contains":"zeppelin"}`+"\n"), []byte(`{"prompt":"the word gazebo","contains":"gazebo"}`+"\n")
+	if err := os.WriteFile(checks, bad, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if code, out := command1("validate-fallbacks", file); code != 1 || !strings.Contains(out, "FAILED  chat/small/small: 0 of 1 prompts") || !strings.Contains(out, "1 failed") {
+		t.Fatalf("validate-fallbacks with a test that cannot pass: %d %s", code, out)
+	}
+	if code, out := command1("check", file); code == 0 || !strings.Contains(out, "ERR_UNTESTED_COMPENSATION_REJECTED") || !strings.Contains(out, "failed its validation") {
+		t.Fatalf("check after a failed validation: %d %s", code, out)
+	}
+	if err := os.WriteFile(checks, good, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if code, out := command1("validate-fallbacks", file); code != 0 {
+		t.Fatalf("validate-fallbacks once more: %d %s", code, out)
+	}
+	// A replica that cannot be asked says nothing of the tier's answers.
+	hung := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		_, _ = io.Copy(io.Discard, r.Body) // its end is what tells the server of a client that leaves
+		<-r.Context().Done()
+	}))
+	defer hung.Close()
+	for url, why := range map[string]string{"http://127.0.0.1:1": "refused", hung.URL: "no answer within 100ms"} {
+		other := ladderFile(t, dir, url, "r1/r2")
+		code, out := command1("validate-fallbacks", "--timeout", "100ms", other)
+		if code != 1 || !strings.Contains(out, "at "+url+": prompt 1 of 1 ... ") || !strings.Contains(out, why) || !strings.Contains(out, "its last pass holds for 24h0m0s more") || !strings.Contains(out, "0 failed, 1 could not be tried") {
+			t.Errorf("validate-fallbacks at %s: %d %s", url, code, out)
+		}
+		if code, out := command1("check", other); code != 0 {
+			t.Errorf("check after it: %d %s", code, out)
+		}
+	}
 	// A day later it is too old.
 	record := ladder.RecordFile(dir)
 	rec, err := ladder.LoadRecord(record)
@@ -93,15 +132,38 @@ func TestFallbackIsUsedOnlyWhileItsValidationIsYoung(t *testing.T) {
 	if code, out := command1("check", file); code == 0 || !strings.Contains(out, "ERR_UNTESTED_COMPENSATION_REJECTED") {
 		t.Fatalf("check with a record of yesterday: %d %s", code, out)
 	}
-	// Answers that are not good enough record nothing.
-	if err := os.WriteFile(checks, []byte(`{"prompt":"the word gazebo","contains":"zeppelin"}`+"\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if code, out := command1("validate-fallbacks", file); code == 0 || !strings.Contains(out, "FAILED") || !strings.Contains(out, "0 of 1 prompts") {
-		t.Fatalf("validate-fallbacks with a test that cannot pass: %d %s", code, out)
-	}
-	if code, _ := command1("check", file); code == 0 {
-		t.Fatal("a failed validation renewed the record")
+}
+
+// A running router takes a tier whose validation fails out of use, and tells it.
+func TestARunningRouterHeedsAFailedValidation(t *testing.T) {
+	dir := t.TempDir()
+	core, logs := observer.New(zap.InfoLevel)
+	d := downgrade{&ladder.Validation{Route: "chat", Pool: "small", Model: "small", Pass: 0.9}, ""}
+	v := &validations{file: ladder.RecordFile(dir), log: zap.New(core), list: []downgrade{d}, used: map[string]bool{}}
+	for _, step := range []struct {
+		res  *ladder.Result
+		good bool
+		said string
+	}{
+		{nil, false, "a fallback tier is not used until it passes penstock validate-fallbacks"},
+		{&ladder.Result{At: time.Now(), Share: 1}, true, "a fallback tier may be used again: it passed its validation"},
+		{&ladder.Result{At: time.Now(), Share: 1}, true, ""},
+		{&ladder.Result{At: time.Now(), Share: 0.5, Failed: "5 of 10 prompts passed"}, false, "a fallback tier is not used until it passes penstock validate-fallbacks"},
+		{&ladder.Result{At: time.Now(), Share: 0.4, Failed: "4 of 10 prompts passed"}, false, ""},
+	} {
+		if step.res != nil {
+			if err := (ladder.Record{d.Key(): *step.res}).Save(v.file); err != nil {
+				t.Fatal(err)
+			}
+		}
+		v.read = time.Time{} // its 5 s are over
+		if good := v.good(d.Validation); good != step.good {
+			t.Errorf("after %+v: %v", step.res, good)
+		}
+		said := logs.TakeAll()
+		if step.said == "" && len(said) > 0 || step.said != "" && (len(said) != 1 || said[0].Message != step.said) {
+			t.Errorf("after %+v the log has %v, want %q", step.res, said, step.said)
+		}
 	}
 }
 
