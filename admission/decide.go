@@ -58,6 +58,9 @@ func (p *Pool) try(now float64, t *Ticket, block *replica) tryResult {
 			return p.place(now, t, last)
 		}
 	}
+	if i < 0 && t.okAt == 0 && trial >= 0 && t.Work.Excluded == 0 {
+		return p.place(now, t, trial) // no other takes it: a recovering replica need not wait
+	}
 	late = late && !p.cfg.Classes[t.Work.Class].Patient
 	if (late || i < 0) && p.manyOut && p.tryOut(now, t) == tryPlaced {
 		return tryPlaced
