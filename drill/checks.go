@@ -3,6 +3,7 @@ package drill
 import (
 	"fmt"
 	"math"
+	"slices"
 	"sort"
 	"strings"
 )
@@ -417,20 +418,27 @@ var accounts = []string{"penstock_requests_in_flight", "penstock_held_requests",
 const pageGone = "the metrics page could not be read at the end"
 
 func checkAccountsZero(r *record, _ *Expect) (bool, string) {
-	if r.final == nil {
-		return false, pageGone
-	}
 	var bad []string
 	seen := 0
-	for _, k := range sortedKeys(r.final) {
-		base, _, _ := strings.Cut(k, "{")
-		for _, a := range accounts {
-			if a == base {
-				seen++
-				if r.final[k] != 0 {
-					bad = append(bad, fmt.Sprintf("%s = %g", k, r.final[k]))
-				}
+	for i, page := range append([]map[string]float64{r.final}, r.others...) {
+		switch {
+		case r.st.sc.ended(i):
+			continue
+		case page == nil:
+			return false, fmt.Sprintf("router %d: %s", i, pageGone)
+		}
+		before := seen
+		for _, k := range sortedKeys(page) {
+			if base, _, _ := strings.Cut(k, "{"); !slices.Contains(accounts, base) {
+				continue
 			}
+			seen++
+			if page[k] != 0 {
+				bad = append(bad, fmt.Sprintf("router %d: %s = %g", i, k, page[k]))
+			}
+		}
+		if seen == before {
+			return false, fmt.Sprintf("router %d has no account on its page", i)
 		}
 	}
 	if len(bad) == 0 {

@@ -60,6 +60,9 @@ func TestScenarioFilesAreReadStrictly(t *testing.T) {
 		"wants one of replica":             head + "steps: [{at: 1s, note: nothing}]\nexpect: [{check: accounts_zero}]\n",
 		"needs routers: 2":                 head + "steps: [{network: split}]\nexpect: [{check: accounts_zero}]\n",
 		"which: no router 1":               head + "steps: [{router: kill, which: 1}]\nexpect: [{check: accounts_zero}]\n",
+		"which: goes with router":          head + "routers: 2\nreplicas: [{name: a}]\nsteps: [{replica: a0, heal: true, which: 1}]\nexpect: [{check: accounts_zero}]\n",
+		"is not a method and a path":       head + "steps: [{admin: /admin/v1/reload}]\nexpect: [{check: accounts_zero}]\n",
+		"a replica's name is ${a0.name}":   head + "replicas: [{name: a}]\nsteps: [{admin: \"POST /admin/v1/replicas/${a0}/drain\"}]\nexpect: [{check: accounts_zero}]\n",
 		"more than one document":           head + "expect: [{check: accounts_zero}]\n---\nname: y\n",
 		"knows the modes kill and hang":    head + "services: [{name: s}]\nsteps: [{service: s, fault: {mode: refuse}}]\nexpect: [{check: accounts_zero}]\n",
 		`router: "hup" is not kill, stop,`: head + "steps: [{router: hup}]\nexpect: [{check: accounts_zero}]\n",
@@ -106,6 +109,35 @@ func TestChecksCanFail(t *testing.T) {
 	for _, e := range []Expect{{Check: "metric", Metric: "penstock_shed_total", Max: &zero}, {Check: "disclosed", Max: &zero}, {Check: "accounts_zero"}} {
 		if ok, seen := checks[e.Check](&record{st: &stage{sc: &Scenario{}}}, &e); ok {
 			t.Errorf("%s holds of a router that does not answer: %s", e.Check, seen)
+		}
+	}
+}
+
+// Accounts are those of every router that is there at the end: one that a step
+// has ended has none, one that is gone by itself proves nothing.
+func TestAccountsOfAllRoutersAreLookedAt(t *testing.T) {
+	zero := map[string]float64{accounts[0]: 0, accounts[1] + `{replica="a"}`: 0}
+	leak := map[string]float64{accounts[0]: 0, accounts[1] + `{replica="a"}`: 1}
+	killed := []Step{{At: 1, Router: "kill", Which: 1}}
+	paused := []Step{{At: 2, Router: "cont", Which: 1}, {At: 1, Router: "stop", Which: 1}}
+	for _, c := range []struct {
+		what   string
+		steps  []Step
+		final  map[string]float64
+		others []map[string]float64
+		ok     bool
+	}{
+		{"all are at zero", nil, zero, []map[string]float64{zero, zero}, true},
+		{"the last one leaks", nil, zero, []map[string]float64{zero, leak}, false},
+		{"one does not answer", nil, zero, []map[string]float64{nil, zero}, false},
+		{"one shows no account", nil, zero, []map[string]float64{{}, zero}, false},
+		{"one was killed", killed, zero, []map[string]float64{nil, zero}, true},
+		{"another one than was killed leaks", killed, zero, []map[string]float64{nil, leak}, false},
+		{"one was paused, and leaks", paused, zero, []map[string]float64{leak, zero}, false},
+	} {
+		rec := &record{st: &stage{sc: &Scenario{Steps: c.steps}}, final: c.final, others: c.others}
+		if ok, seen := checkAccountsZero(rec, &Expect{}); ok != c.ok {
+			t.Errorf("%s: %v, %s", c.what, ok, seen)
 		}
 	}
 }

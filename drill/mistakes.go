@@ -79,12 +79,31 @@ func (s *Scenario) stepMistake(t *Step) string {
 		return fmt.Sprintf("no service %q", t.Service)
 	case t.Replica != "" && !slices.ContainsFunc(s.replicaNames(), t.hits):
 		return fmt.Sprintf("no replica %q; there are: %s", t.Replica, strings.Join(s.replicaNames(), ", "))
+	case t.Which != 0 && t.Router == "" && t.Admin == "":
+		return "which: goes with router and admin"
+	case t.Admin != "":
+		return s.adminMistake(t.Admin)
 	case (t.Replica != "" || t.Service != "") && t.Heal == (len(t.Fault) > 0):
 		return "wants either fault or heal"
 	case t.Service != "" && !t.Heal && t.Fault["mode"] != "kill" && t.Fault["mode"] != "hang":
 		return "fault: a service knows the modes kill and hang"
 	case t.Replica != "" && !t.Heal:
 		return faultMistake(t.Fault)
+	}
+	return ""
+}
+
+// adminMistake tells what is wrong with a request to the admin listener, or "".
+func (s *Scenario) adminMistake(request string) string {
+	method, path, _ := strings.Cut(request, " ")
+	if method != "GET" && method != "POST" || !strings.HasPrefix(path, "/") || strings.Contains(path, " ") {
+		return fmt.Sprintf("admin: %q is not a method and a path: write it as POST /admin/v1/reload", request)
+	}
+	for _, n := range s.replicaNames() {
+		path = strings.ReplaceAll(path, "${"+n+".name}", n)
+	}
+	if strings.Contains(path, "${") {
+		return fmt.Sprintf("admin: %q: a replica's name is ${a0.name}; there are: %s", request, strings.Join(s.replicaNames(), ", "))
 	}
 	return ""
 }

@@ -72,7 +72,8 @@ type record struct {
 	st     *stage
 	calls  []*Call
 	points []point
-	final  map[string]float64
+	final  map[string]float64   // router 0's page at the end; nil = it does not answer
+	others []map[string]float64 // those of the routers after it
 	ready  []Event // changes of /readyz
 	sights []sight // of several routers
 	stills []still // when the machine stood still
@@ -171,26 +172,49 @@ func play(ctx context.Context, st *stage, rep *Report) (*record, error) {
 	settleAccounts(ctx, st)
 	stopWatch()
 	watch.Wait()
-	rec.final, _ = st.metrics()
+	for i, r := range st.routers {
+		m, _ := r.metrics()
+		if i == 0 {
+			rec.final = m
+		} else {
+			rec.others = append(rec.others, m)
+		}
+	}
 	if stepErr == nil {
 		stepErr = ctx.Err()
 	}
 	return rec, stepErr
 }
 
-// settleAccounts gives the last endings up to 3 s to be accounted.
+// settleAccounts gives the last endings up to 3 s to be accounted, in all routers.
 func settleAccounts(ctx context.Context, st *stage) {
 	for range 30 {
-		m, err := st.metrics()
-		if err != nil {
-			return
+		busy := false
+		for i, r := range st.routers {
+			if st.sc.ended(i) {
+				continue
+			}
+			m, err := r.metrics()
+			v, _ := sum(m, "penstock_requests_in_flight", nil)
+			busy = busy || err == nil && v != 0
 		}
-		if v, _ := sum(m, "penstock_requests_in_flight", nil); v == 0 {
+		if !busy {
 			sleep(ctx, 400*time.Millisecond) // one more scrape
 			return
 		}
 		sleep(ctx, 100*time.Millisecond)
 	}
+}
+
+// ended tells whether the scenario's last act on router i leaves it without life.
+func (s *Scenario) ended(i int) bool {
+	last := Step{At: -1}
+	for _, t := range s.Steps {
+		if t.Router != "" && t.Which == i && t.At >= last.At {
+			last = t
+		}
+	}
+	return last.Router != "" && last.Router != "cont"
 }
 
 func (s Step) describe() string {
@@ -208,6 +232,9 @@ func (s Step) describe() string {
 	}
 	if s.Router != "" {
 		return fmt.Sprintf("router %d: %s", s.Which, s.Router)
+	}
+	if s.Admin != "" && s.Which > 0 {
+		return fmt.Sprintf("router %d: %s", s.Which, s.Admin)
 	}
 	return s.Admin + s.Network
 }
@@ -233,7 +260,7 @@ func faultWords(f map[string]any) string {
 func watchMetrics(ctx context.Context, st *stage, start time.Time, rec *record, mu *sync.Mutex, log func(float64, string, ...any)) {
 	states := map[string]float64{}
 	for ctx.Err() == nil {
-		m, err := st.metrics()
+		m, err := st.routers[0].metrics()
 		at := time.Since(start).Seconds()
 		mu.Lock()
 		if err == nil {

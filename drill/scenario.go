@@ -105,9 +105,9 @@ type Step struct {
 	Heal    bool           `yaml:"heal"`
 	Config  string         `yaml:"config"`  // write this file and send SIGHUP
 	Remove  bool           `yaml:"remove"`  // take the configuration file away and send SIGHUP
-	Admin   string         `yaml:"admin"`   // "POST /admin/v1/..."
+	Admin   string         `yaml:"admin"`   // "POST /admin/v1/..."; ${a0.name} is replica a0's name (host:port)
 	Router  string         `yaml:"router"`  // kill, stop, cont, term
-	Which   int            `yaml:"which"`   // the router process it is done to, from 0
+	Which   int            `yaml:"which"`   // the router process that router or admin is done to, from 0
 	Network string         `yaml:"network"` // split (router 0 from the others), heal
 	Note    string         `yaml:"note"`
 }

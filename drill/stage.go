@@ -190,7 +190,7 @@ func (st *stage) addReplica(g ReplicaGroup, name string) error {
 	if err != nil {
 		return fmt.Errorf("replica %s: %w", name, err)
 	}
-	st.replicas[name], st.vars[name] = &actor{name, addr, srv}, "http://"+addr
+	st.replicas[name], st.vars[name], st.vars[name+".name"] = &actor{name, addr, srv}, "http://"+addr, addr
 	st.order = append(st.order, name)
 	if g.Down {
 		return srv.Fault(replica.Fault{Mode: replica.Refuse})
@@ -312,7 +312,7 @@ func (st *stage) act(ctx context.Context, s Step) error {
 		return st.routers[0].cmd.Process.Signal(syscall.SIGHUP)
 	case s.Admin != "":
 		method, path, _ := strings.Cut(st.expand(s.Admin), " ")
-		req, err := http.NewRequestWithContext(ctx, method, st.routers[0].admin+path, nil)
+		req, err := http.NewRequestWithContext(ctx, method, st.routers[s.Which].admin+path, nil)
 		if err != nil {
 			return err
 		}
@@ -322,7 +322,7 @@ func (st *stage) act(ctx context.Context, s Step) error {
 		}
 		defer resp.Body.Close()
 		if resp.StatusCode/100 != 2 {
-			return fmt.Errorf("%s: %s", s.Admin, resp.Status)
+			return fmt.Errorf("%s %s: %s", method, path, resp.Status)
 		}
 		return nil
 	case s.Router != "":
@@ -348,12 +348,9 @@ func (st *stage) actReplica(s Step) error {
 }
 
 // metrics reads the first router's metrics page into name{labels} -> value.
-func (st *stage) metrics() (map[string]float64, error) {
-	if len(st.routers) == 0 {
-		return nil, errors.New("no router")
-	}
+func (r *router) metrics() (map[string]float64, error) {
 	c := http.Client{Timeout: 2 * time.Second}
-	resp, err := c.Get(st.routers[0].admin + "/metrics")
+	resp, err := c.Get(r.admin + "/metrics")
 	if err != nil {
 		return nil, err
 	}
