@@ -54,9 +54,9 @@ func (r *replica) prefillFrom(now float64) float64 {
 }
 
 // prefillBusy adds a prefill to the share of time that is spent on them.
-// Each prompt stands for those that others have sent meanwhile.
+// With it come those that were sent by another road meanwhile.
 func (p *Pool) prefillBusy(now float64, r *replica, v *fleet.Replica, seconds float64) {
-	v.PrefillShare = v.PrefillShare*math.Exp(-(now-r.busyAt)/p.window) + seconds*v.Crowd/p.window
+	v.PrefillShare = v.PrefillShare*math.Exp(-(now-r.busyAt)/p.window) + seconds*(1+r.beside)/p.window
 	v.Window = p.window
 	r.busyAt, r.stale = now, true
 }
@@ -73,30 +73,37 @@ func (p *Pool) loadedOf(i int) *scorer.Loaded {
 }
 
 // countCrowd follows how many requests are with a replica for each one that this
-// router sent there: peers' and others' prompts are seen only as what waits now.
+// router sent there, which its next one will come with, and how many came by
+// another road for each one of the routers.
 // It is a mean over as long as answers take, and each replica's own: a router
 // that sends more than its share to one would take what it does there itself for
 // the half of it, that replica for a fast one, and send it more still.
 func (p *Pool) countCrowd(now float64) {
 	g := 1 - math.Exp(-(now-p.crowdAt)/p.window)
 	p.crowdAt = now
-	own, all := 0.0, 0.0
+	own, known, all := 0.0, 0.0, 0.0
 	for i, r := range p.reps {
 		v := &p.view.Replicas[i]
-		n := float64(v.Own.Requests)
+		n, k := float64(v.Own.Requests), float64(v.Own.Requests+v.Peers.Requests)
 		r.own += g * (n - r.own)
-		r.all += g * (n + float64(v.Peers.Requests+v.Other.Requests) - r.all)
+		r.known += g * (k - r.known)
+		r.all += g * (k + float64(v.Other.Requests) - r.all)
 		own += r.own
+		known += r.known
 		all += r.all
 	}
-	crowd := 1.0
+	crowd, road := 1.0, 1.0
 	if own > 0 {
 		crowd = all / own
+	}
+	if known > 0 {
+		road = min(otherMost, all/known)
 	}
 	most := p.crowdMost()
 	for i, r := range p.reps {
 		// Where it has next to nothing, as elsewhere.
 		p.view.Replicas[i].Crowd = max(1, min(most, (r.all+min(most, crowd))/(r.own+1)))
+		r.beside = max(0, min(otherMost, (r.all+road)/(r.known+1))-1)
 	}
 }
 

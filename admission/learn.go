@@ -404,7 +404,7 @@ func (p *Pool) countSteps(now float64, r *replica, v *fleet.Replica) {
 // spends on prompts lags, and while load rises it would be learned as a slow
 // replica.
 func (p *Pool) stepsLost(r *replica, t *Ticket, v *fleet.Replica) {
-	r.steps -= v.Crowd * t.pre * v.ScalePrefill * v.Profile.PerPrefill / stepOf(v)
+	r.steps -= (1 + r.beside) * t.pre * v.ScalePrefill * v.Profile.PerPrefill / stepOf(v)
 }
 
 // learnHit compares the prefix hit that was expected with the one that usage

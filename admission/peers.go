@@ -13,7 +13,8 @@ type peerLoad struct {
 	load fleet.Load
 	own  fleet.Load
 
-	placed uint64 // requests that this router had placed until then
+	placed uint64  // requests that this router had placed until then
+	at     float64 // when it came
 
 	before int // requests in the account before this one
 }
@@ -29,7 +30,7 @@ func (p *Pool) Peers(now float64, peer string, loads map[fleet.ID]fleet.Load) {
 	}
 	for i, r := range p.reps {
 		v := &p.view.Replicas[i]
-		at := -1
+		at, since := -1, now
 		for k := range r.peers {
 			if r.peers[k].peer == peer {
 				at = k
@@ -40,9 +41,10 @@ func (p *Pool) Peers(now float64, peer string, loads map[fleet.ID]fleet.Load) {
 			r.peers = append(r.peers[:at], r.peers[at+1:]...)
 		case len(loads) == 0:
 		case at >= 0:
-			r.peers[at] = peerLoad{peer, shareUnique(loads[r.spec.ID], v.Own), v.Own, p.stats.Placed, r.peers[at].load.Requests}
+			since = r.peers[at].at
+			r.peers[at] = peerLoad{peer, shareUnique(loads[r.spec.ID], v.Own), v.Own, p.stats.Placed, now, r.peers[at].load.Requests}
 		default:
-			r.peers = append(r.peers, peerLoad{peer, shareUnique(loads[r.spec.ID], v.Own), v.Own, p.stats.Placed, 0})
+			r.peers = append(r.peers, peerLoad{peer, shareUnique(loads[r.spec.ID], v.Own), v.Own, p.stats.Placed, now, 0})
 		}
 		r.said, r.then, r.placedThen = fleet.Load{}, fleet.Load{}, 0
 		for k := range r.peers {
@@ -51,8 +53,29 @@ func (p *Pool) Peers(now float64, peer string, loads map[fleet.ID]fleet.Load) {
 			r.placedThen += float64(r.peers[k].placed)
 		}
 		p.correctPeers(r, v)
+		if w := loads[r.spec.ID].PrefillTokens; w > 0 {
+			p.heardPrompts(now, r, v, w, now-since)
+		}
 	}
 }
+
+// heardPrompts counts, in the share of time that goes to prompts and in the
+// steps that they take the time of, what a peer sends: words that come every
+// while seconds find a prompt waiting that is there for through seconds
+// while / through times on average, so w tokens of it stand for as many such
+// parts. Taken instead as a multiple of what this router sends, one prompt of
+// 10,000 tokens was eight of them with eight routers, and none when a peer had
+// sent it.
+func (p *Pool) heardPrompts(now float64, r *replica, v *fleet.Replica, w, while float64) {
+	through := p.loadedOf(r.i).Through(v.Own.PrefillTokens + r.said.PrefillTokens + v.Other.PrefillTokens)
+	seconds := w * v.ScalePrefill * v.Profile.PerPrefill * min(while, heardMost) / through
+	p.prefillBusy(now, r, v, seconds)
+	p.countSteps(now, r, v)
+	r.steps -= (1 + r.beside) * seconds / stepOf(v)
+}
+
+// heardMost is the longest time, seconds, for which one account stands.
+const heardMost = 2
 
 // shareUnique fills in how much of a peer's KV tokens is shared, when it did
 // not say: as much as of this router's own.
@@ -76,7 +99,8 @@ const oneOfMany = 1
 // see the same stale gap and fill it together. What was one request here was
 // not one at each of seven peers, though: a router that has placed few since
 // then knows little by it, and would send the next prompt of a prefix away from
-// where it is warm.
+// where it is warm. And what was a long prompt here was a prompt like others
+// there: seven more of 10,000 tokens closed that replica to all.
 func (p *Pool) correctPeers(r *replica, v *fleet.Replica) {
 	r.stale = true
 	if len(r.peers) == 0 {
@@ -96,10 +120,16 @@ func (p *Pool) correctPeers(r *replica, v *fleet.Replica) {
 		return int(math.Round(like(float64(said), float64(then), float64(now))))
 	}
 	s, t, o := &r.said, &r.then, &v.Own
+	prefill := s.PrefillTokens
+	if more := sure * (n*float64(o.Prefilling) - float64(t.Prefilling)); more > 0 {
+		prefill += more * p.uncached.v
+	} else if s.Prefilling > 0 {
+		prefill *= max(0, 1+more/float64(s.Prefilling))
+	}
 	v.Peers = fleet.Load{
 		Requests:      count(s.Requests, t.Requests, o.Requests),
 		Prefilling:    count(s.Prefilling, t.Prefilling, o.Prefilling),
-		PrefillTokens: like(s.PrefillTokens, t.PrefillTokens, o.PrefillTokens),
+		PrefillTokens: prefill,
 		KVTokens:      like(s.KVTokens, t.KVTokens, o.KVTokens),
 		OutTokens:     like(s.OutTokens, t.OutTokens, o.OutTokens),
 		Unique:        like(s.Unique, t.Unique, o.Unique),

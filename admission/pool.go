@@ -23,7 +23,10 @@ type replica struct {
 	steps     float64    // decode steps that the profile allowed so far
 	stepsAt   float64
 	busyAt    float64 // when PrefillShare was brought up to date
-	own, all  float64 // running means of the requests here, this router's and all
+	own       float64 // running means of the requests here: this router's,
+	known     float64 // its and its peers',
+	all       float64 // and with those that came by another road
+	beside    float64 // of the latter, for each of the others
 	trials    int     // trial requests outstanding
 	lastTrial float64
 	nextWatch float64
@@ -74,9 +77,10 @@ type Pool struct {
 	peersHeld []peerHeld
 	elsewhere []int // requests that peers hold, of each class and those above it
 
-	models map[uint32]*modelStats
-	outs   map[outKey]*mean
-	prompt mean // tokens of the prompts placed here, for work that is seen only as a count
+	models   map[uint32]*modelStats
+	outs     map[outKey]*mean
+	prompt   mean // tokens of the prompts placed here, for work that is seen only as a count
+	uncached mean // and of them the work, not cached, as accounts have it
 
 	seed      uint64
 	shortest  int     // context of any replica, 0 = none is known
@@ -302,6 +306,7 @@ func (p *Pool) normalise(now float64, t *Ticket) {
 func (p *Pool) charge(now float64, t *Ticket, r *replica, pr *scorer.Prediction) {
 	v := &p.view.Replicas[r.i]
 	p.placedPrompt(float64(t.Work.Prompt))
+	p.uncached.add(pr.Work)
 	t.phase = phasePlaced
 	t.rep = r
 	t.placedAt = now

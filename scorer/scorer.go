@@ -131,6 +131,19 @@ func Predict(now float64, r *fleet.Replica, w *fleet.Work, hit float64, par *Par
 	s.Predict(now, w, hit, par, out)
 }
 
+// Through is how long a prompt is on its way to its first token, seconds, that
+// has so many tokens of prompts before it, its own among them; memory aside.
+func (s *Loaded) Through(tokens float64) float64 {
+	perToken := s.perPrefill
+	if tokens > s.batch {
+		perToken = s.full
+	}
+	return max(leastThrough, s.offset+s.wait+tokens*perToken)
+}
+
+// leastThrough bounds it, seconds: some step has to end.
+const leastThrough = 0.001
+
 // Predict is the same for a state that was taken before.
 func (s *Loaded) Predict(now float64, w *fleet.Work, hit float64, par *Params, out *Prediction) {
 	seqs := float64(max(1, w.Seqs))

@@ -113,6 +113,29 @@ func TestSeveralRoutersInOverload(t *testing.T) {
 	}
 }
 
+// Prompts of very different lengths: what one router did says less of what the
+// others did, and of how busy a replica is with prompts. (As multiples of its own
+// prompts, eight routers did 0.915 of one's goodput here, and twice as many
+// answers missed their gap.)
+func TestSeveralRoutersWithLongPrompts(t *testing.T) {
+	seeds := []uint64{1, 2}
+	goodput := func(n int) (good float64) {
+		for _, seed := range seeds {
+			s := workload.Spec{Rate: 130, Duration: 60, Families: 200, PrefixTokens: 1500, Zipf: 0.8, Seed: seed,
+				Prompt: workload.Dist{Mean: 1500, CV: 3, Max: 30000}, Out: workload.Dist{Mean: 150, CV: 1, Max: 2000}}
+			r := simulate(t, Config{Replicas: hosts(8, "h100-8b"), Requests: stream(t, s), Routers: n, Warmup: 10, Seed: seed,
+				Goal: Objective{TTFT: 0.5, TPOT: 0.05}, Pool: admission.Config{Objective: admission.Objective{TTFT: 0.5, ITL: 0.05}}})
+			good += r.Goodput / float64(len(seeds))
+		}
+		return good
+	}
+	one, eight := goodput(1), goodput(8)
+	t.Logf("8 routers: goodput %.3f, one router %.3f (x %.3f)", eight, one, eight/one)
+	if eight < 0.94*one {
+		t.Errorf("8 routers: goodput %.3f, one router %.3f", eight, one)
+	}
+}
+
 // While caches are young, a prefix has a first time at each replica that it is
 // sent to, and routers that do not know where it is, or take the replica that
 // has it for busy, send it to another. Few requests, so that a router has placed
