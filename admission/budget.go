@@ -153,12 +153,18 @@ func (b *AttemptBudget) Allow(now float64) bool {
 // Retry is Allow under the name that the proxy asks by.
 func (b *AttemptBudget) Retry(now float64) bool { return b.Allow(now) }
 
-// Unused takes back what Allow counted last: no replica took the attempt.
+// Unused takes back what Allow counted: no replica took the attempt. Which one
+// of those in the window it was does not matter; the latest was most likely.
 func (b *AttemptBudget) Unused() {
-	if i := b.index(); b.extra[i] > 0 {
-		b.extra[i]--
-		b.sumExtra--
+	if b.sumExtra == 0 {
+		return // its window has passed
 	}
+	i := b.index()
+	for b.extra[i] == 0 {
+		i = (i + budgetSlots - 1) % budgetSlots
+	}
+	b.extra[i]--
+	b.sumExtra--
 }
 
 // SetPeers gives the sums of all peers over the same window.

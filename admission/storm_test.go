@@ -44,6 +44,27 @@ func TestRepeatsOfWhatFailedTogetherAreSpread(t *testing.T) {
 	}
 }
 
+// A request that was allowed another attempt may wait for a place before it is
+// known that no replica takes it.
+func TestAnAttemptIsGivenBackHoweverLate(t *testing.T) {
+	b := NewAttemptBudget(BudgetConfig{})
+	for b.Allow(10) {
+	}
+	if b.Allow(12) {
+		t.Fatal("more than the bound")
+	}
+	b.Unused()
+	if !b.Allow(12) || b.Allow(12) {
+		t.Error("an attempt that was not made is not given back two seconds later, or more than it")
+	}
+	b.Allow(40)
+	b.Unused()
+	b.Unused() // that one's window has passed
+	if _, n, _ := b.Totals(40); n != 0 {
+		t.Errorf("%v extra attempts are counted", n)
+	}
+}
+
 func TestNoPromiseFurtherAwayThanAClientWaits(t *testing.T) {
 	b := NewAttemptBudget(BudgetConfig{Floor: 1})
 	refused := 0

@@ -72,26 +72,32 @@ func (f *flight) pause(d time.Duration) bool {
 	}
 }
 
-// budget asks for one attempt more than requests.
-func (f *flight) budget() bool { return f.budgetOf(f.pool) }
-
-func (f *flight) budgetOf(pl *pool) bool {
+// budget asks the pool for one attempt more than requests. Until a replica takes
+// that attempt the flight owes the allowance, see giveBack.
+func (f *flight) budget(pl *pool) bool {
 	b := pl.opt.Budget
 	if b == nil {
 		return true
 	}
 	pl.mu.Lock()
 	defer pl.mu.Unlock()
-	return b.Retry(f.p.now())
+	if !b.Retry(f.p.now()) {
+		return false
+	}
+	f.allowance = pl
+	return true
 }
 
-// unused gives back what budget allowed: no replica took the attempt.
-func (f *flight) unused() {
-	if b := f.pool.opt.Budget; b != nil {
-		f.pool.mu.Lock()
-		b.Unused()
-		f.pool.mu.Unlock()
+// giveBack returns an allowance that no replica took, if there is one.
+func (f *flight) giveBack() {
+	pl := f.allowance
+	if pl == nil {
+		return
 	}
+	f.allowance = nil
+	pl.mu.Lock()
+	defer pl.mu.Unlock()
+	pl.opt.Budget.Unused()
 }
 
 // unsafe tells whether the request must not be sent once more after an attempt

@@ -13,7 +13,7 @@ type course struct {
 	target  int    // index into the flight's targets
 	allowed int    // attempts that it may make in all
 	refused int    // attempts that reached nobody
-	paid    bool   // the budget allowed an attempt that is not made yet
+	onward  bool   // to another replica, which is counted when one takes it
 	last    result // of the attempt made last
 }
 
@@ -21,29 +21,29 @@ type course struct {
 // may have. Every way out has released the place (and a panic's handler does).
 func (f *flight) serve() {
 	defer f.dropSaved()
+	defer f.giveBack() // also on a panic
 	c := course{allowed: max(1, f.p.opt.Attempts-int(min(f.req.retries, 8)))}
 	for {
 		f.pool = f.targets[c.target].pool
 		f.prepare(&f.targets[c.target])
 		f.ticket.Work.Further = c.target+1 < len(f.targets) || f.lower()
 		d, r, ok := f.pool.acquire(f)
-		if c.paid && (!ok || d.Verdict == admission.Shed) {
-			f.unused()
-			c.paid = false
-		}
 		switch {
 		case !ok:
 			f.cancelledWhile(phaseHeld)
 			return
 		case d.Verdict == admission.Shed:
+			f.giveBack()
+			c.onward = false
 			if !f.elsewhere(&c, d) {
 				return
 			}
 			continue
 		}
-		if c.paid {
+		f.allowance = nil
+		if c.onward {
 			f.failedOver(c.last)
-			c.paid = false
+			c.onward = false
 		}
 		f.predicted, f.replica = d.TTFT, r
 		began := f.p.now()
@@ -167,7 +167,7 @@ func (f *flight) again(c *course, tried fleet.ID, began float64) bool {
 		c.refused++
 	}
 	w := &f.ticket.Work
-	if f.rungLate() || f.tooLate() || f.attempts >= c.allowed || c.refused > maxRefused || w.Excluded == len(w.Exclude) || !f.budget() {
+	if f.rungLate() || f.tooLate() || f.attempts >= c.allowed || c.refused > maxRefused || w.Excluded == len(w.Exclude) || !f.budget(f.pool) {
 		if !f.descend(whyFailed(c.last.evidence)) {
 			f.giveUp(c.last)
 			return false
@@ -181,7 +181,7 @@ func (f *flight) again(c *course, tried fleet.ID, began float64) bool {
 	}
 	w.Exclude[w.Excluded] = tried
 	w.Excluded++
-	c.paid = true
+	c.onward = true
 	f.backOff(c.last.evidence, began)
 	return true
 }

@@ -74,6 +74,7 @@ type flight struct {
 	decided    bool   // under the pool's mutex: a held ticket has its decision
 	logged     uint64 // under the pool's mutex: one more than where its latest decision stands in the log
 	placed     bool   // this flight owes the pool a Done
+	allowance  *pool  // whose attempt budget allowed an attempt that no replica has taken yet
 	shown      shown
 
 	// What the record of the request needs.
@@ -125,7 +126,7 @@ func (f *flight) begin() {
 	f.climb = climb{}
 	f.limited = false
 	f.stormPrint = 0
-	f.targets, f.target, f.pool = nil, nil, nil
+	f.targets, f.target, f.pool, f.allowance = nil, nil, nil, nil
 	f.tenantID, f.deadlineAt, f.hardBy = 0, time.Time{}, time.Time{}
 	f.ticket.Work.Arrived, f.ticket.Work.Excluded = 0, 0
 }

@@ -308,7 +308,11 @@ func (f *flight) takeRung(i int, reason string, print uint64) bool {
 		set("downgraded")
 	case ladder.KindReduce:
 		if !r.ok || reason != degradedCapacity && reason != degradedContext || f.ladderLate() ||
-			f.attempts > 0 && !f.budgetOf(r.to.pool) || !f.reduceBody(r.tier) {
+			f.attempts > 0 && !f.budget(r.to.pool) {
+			return false
+		}
+		if !f.reduceBody(r.tier) {
+			f.giveBack()
 			return false
 		}
 		set("reduced")
