@@ -190,12 +190,12 @@ func (f *flight) table() *routes {
 	if !t.unread[f.body.Model] {
 		return t
 	}
-	for began := time.Now(); t.unread[f.body.Model]; t = f.p.routes.Load() {
-		switch now := time.Now(); {
-		case now.After(f.deadlineAt):
+	for began := f.p.now(); t.unread[f.body.Model]; t = f.p.routes.Load() {
+		switch {
+		case f.late():
 			f.expire()
 			return nil
-		case now.Sub(began) > unreadWait:
+		case f.p.now()-began > unreadWait.Seconds():
 			f.refuse(admission.Decision{Verdict: admission.Shed, Reason: admission.ReasonNoReplica, RetryAfter: 2}, result{})
 			return nil
 		case f.why() != causeNone || !f.pause(unreadLook):

@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -77,6 +78,19 @@ func newRig(t *testing.T, replicas []*fakeReplica, options ...rigOption) *rig {
 	})
 	return g
 }
+
+// fakeClock is a clock that the test moves.
+type fakeClock struct{ nanos atomic.Int64 }
+
+func newFakeClock() *fakeClock {
+	c := &fakeClock{}
+	c.add(1)
+	return c
+}
+
+func (c *fakeClock) now() float64 { return time.Duration(c.nanos.Load()).Seconds() }
+
+func (c *fakeClock) add(seconds float64) { c.nanos.Add(int64(seconds * float64(time.Second))) }
 
 // dialControl runs f before each connecting to replica 1. Under the pool's
 // mutex, which each request takes: the dialer is not its own lock's.
