@@ -68,7 +68,8 @@ func (f *flight) load(h *fasthttp.RequestHeader) *wire.Error {
 			r.method = m
 		}
 	}
-	r.uri = append(r.uri, h.RequestURI()...)
+	target, isPath := origin(h.RequestURI())
+	r.uri = append(r.uri, target...)
 	r.http10 = !h.IsHTTP11()
 	r.head = r.method == "HEAD"
 	err := f.loadHeaders(h.RawHeaders())
@@ -81,10 +82,35 @@ func (f *flight) load(h *fasthttp.RequestHeader) *wire.Error {
 		err = badRequest("HTTP version not supported; send HTTP/1.1")
 	case r.method == "CONNECT" || r.method == "TRACE":
 		err = f.wrongMethod()
-	case len(r.uri) == 0 || r.uri[0] != '/' || bytes.IndexByte(r.uri, '#') >= 0:
-		err = badRequest("the request target has to be a path")
+	case !isPath || bytes.IndexByte(r.uri, '#') >= 0:
+		err = badRequest("the request target has to be a path, or a URL of http or https")
 	}
 	return err
+}
+
+// origin is the path and query of a request target. A server must also take a
+// whole URL for one (RFC 9112, 3.2.2), as clients send it that have the router for
+// their proxy. Which host it names is of no more interest than the Host header.
+// False: it is neither.
+func origin(target []byte) ([]byte, bool) {
+	if len(target) > 0 && target[0] == '/' {
+		return target, true
+	}
+	i := bytes.Index(target, []byte("://"))
+	if i < 0 || !equalFold(target[:i], "http") && !equalFold(target[:i], "https") {
+		return target, false
+	}
+	host, path := target[i+3:], []byte(nil)
+	if n := bytes.IndexAny(host, "/?"); n >= 0 {
+		host, path = host[:n], host[n:]
+	}
+	if !validHost(host) {
+		return target, false
+	}
+	if len(path) == 0 || path[0] != '/' {
+		path = append([]byte("/"), path...)
+	}
+	return path, true
 }
 
 func badRequest(msg string) *wire.Error { return wire.NewError(wire.CodeInvalidRequest, "%s", msg) }
