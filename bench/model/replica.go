@@ -1,6 +1,9 @@
 package model
 
-import "math"
+import (
+	"math"
+	"slices"
+)
 
 // Replica is one engine. All methods take the time in seconds, which must not
 // go back. It is not safe for concurrent use.
@@ -332,21 +335,24 @@ func (r *Replica) release(s *Seq) {
 	r.blocked = false
 }
 
-// endSeq ends a running sequence.
-func (r *Replica) endSeq(now float64, s *Seq, why Reason) {
+// leaveStep takes a running sequence out of what the steps work on.
+func (r *Replica) leaveStep(s *Seq) {
 	switch s.state {
 	case seqDecode:
 		r.leaveDecode(s)
-		if why == Length {
-			r.publishOutput(s)
-		}
 	case seqPrefill:
-		for i, p := range r.prefill {
-			if p == s {
-				r.prefill = append(r.prefill[:i], r.prefill[i+1:]...)
-				break
-			}
+		if i := slices.Index(r.prefill, s); i >= 0 {
+			r.prefill = append(r.prefill[:i], r.prefill[i+1:]...)
 		}
+	}
+}
+
+// endSeq ends a running sequence.
+func (r *Replica) endSeq(now float64, s *Seq, why Reason) {
+	decoded := s.state == seqDecode
+	r.leaveStep(s)
+	if decoded && why == Length {
+		r.publishOutput(s)
 	}
 	r.running.remove(s)
 	r.release(s)

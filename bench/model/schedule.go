@@ -80,17 +80,7 @@ func (r *Replica) decodeBlocks(t float64) int64 {
 // recomputed.
 func (r *Replica) preempt(t float64) {
 	s := r.running.tail
-	switch s.state {
-	case seqDecode:
-		r.leaveDecode(s)
-	case seqPrefill:
-		for i, p := range r.prefill {
-			if p == s {
-				r.prefill = append(r.prefill[:i], r.prefill[i+1:]...)
-				break
-			}
-		}
-	}
+	r.leaveStep(s)
 	r.running.remove(s)
 	r.release(s)
 	s.state, s.computed = seqWaiting, 0
