@@ -31,7 +31,8 @@ func (e *encoder) parts(dst [][]byte) [][]byte {
 
 func (e *encoder) begin(h *header) {
 	e.start = len(e.buf)
-	b := append(e.buf, codecMagic, codecVersion, byte(len(h.router)))
+	b := e.buf
+	b = append(b, codecMagic, codecVersion, byte(len(h.router)))
 	b = append(b, h.router...)
 	b = binary.AppendUvarint(b, h.epoch)
 	b = binary.AppendUvarint(b, h.seq)

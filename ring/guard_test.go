@@ -17,6 +17,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"go.uber.org/goleak"
 	"go.uber.org/zap"
 
 	"github.com/penstock/penstock/fleet"
@@ -329,4 +330,13 @@ func TestRoutersOnTheLoopback(t *testing.T) {
 	}
 	wait("the leaver is gone", func() bool { return rs[0].seen("r2") == "gone" && rs[0].Members().Members[0].State == "left" })
 	rs[0].Close()
+	// memberlist's Shutdown does not wait for a probe that is under way: it has
+	// up to its own time-out to see the end. Each look takes up to a second.
+	var left error
+	for range 30 {
+		if left = goleak.Find(); left == nil {
+			return
+		}
+	}
+	t.Error(left)
 }

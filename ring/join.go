@@ -34,7 +34,7 @@ func (n *Node) joinLoop() {
 	for {
 		missing := n.missing()
 		if len(missing) > 0 {
-			n.ml.Join(missing) // memberlist logs why not
+			_, _ = n.ml.Join(missing) // memberlist logs why not
 		}
 		switch {
 		case len(n.opts.Join) == 0 || n.ml.NumMembers() > 1: // a join of itself does not count
@@ -137,7 +137,7 @@ func (n *Node) tell(was map[string]Member, s *Status) {
 // after a partition that lasted, and strangers that know this router.
 func (n *Node) meet(s *Status, strangers []string) {
 	if len(strangers) > 0 {
-		n.ml.Join(strangers)
+		_, _ = n.ml.Join(strangers)
 	}
 	members := map[string]bool{}
 	for _, m := range n.ml.Members() {
@@ -145,7 +145,7 @@ func (n *Node) meet(s *Status, strangers []string) {
 	}
 	for _, m := range s.Members {
 		if m.State == peerWords[peerFresh] && !members[m.Router] {
-			n.ml.Join([]string{m.Addr})
+			_, _ = n.ml.Join([]string{m.Addr})
 		}
 	}
 }

@@ -59,7 +59,7 @@ func readKeys(file string) ([][]byte, error) {
 // NewKey returns a random AES-256 key as a line of a key file.
 func NewKey() string {
 	key := make([]byte, 32)
-	rand.Read(key) // never fails
+	_, _ = rand.Read(key) // never fails
 	return base64.StdEncoding.EncodeToString(key)
 }
 

@@ -86,7 +86,7 @@ func New(o Options) (*Node, error) {
 	n.guard = newGuard(inner, keys, o.allow, o.Metrics)
 	n.register(o.Metrics)
 	if n.ml, err = memberlist.Create(n.config()); err != nil {
-		n.guard.Shutdown()
+		_ = n.guard.Shutdown()
 		return nil, fmt.Errorf("peers: %w", err)
 	}
 	if len(n.ml.Members()) == 0 { // memberlist would not have this router itself
@@ -283,7 +283,7 @@ func (n *Node) publishLoop() {
 		n.mu.Unlock()
 		for i := range targets {
 			for _, p := range parts {
-				n.ml.SendBestEffort(&targets[i], p) // lost ones are repaired by the next
+				_ = n.ml.SendBestEffort(&targets[i], p) // lost ones are repaired by the next
 			}
 		}
 		n.poke()
@@ -367,7 +367,7 @@ func (n *Node) farewell() {
 		}
 		for i := range targets {
 			for _, p := range enc.parts(nil) {
-				n.ml.SendBestEffort(&targets[i], p)
+				_ = n.ml.SendBestEffort(&targets[i], p)
 			}
 		}
 	}

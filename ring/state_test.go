@@ -19,6 +19,7 @@ func checkSame(t testing.TB, a, b *state) {
 		o := a.routers[name]
 		if o == nil {
 			t.Fatalf("router %s is not known", name)
+			return // a TB that is not known to end here
 		}
 		if o.epoch != r.epoch || o.seq != r.seq || math.Abs(o.made-r.made) > 0.0011 || o.interval != r.interval {
 			t.Fatalf("router %s: %d %d %v %v and %d %d %v %v", name, o.epoch, o.seq, o.made, o.interval, r.epoch, r.seq, r.made, r.interval)

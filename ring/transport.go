@@ -222,7 +222,7 @@ func listen(bind, advertise string) (*netTransport, error) {
 			return nil, fmt.Errorf("peers.bind: %w", err)
 		}
 	}
-	t.udp.SetReadBuffer(socketBuffer) // as much as the system allows
+	_ = t.udp.SetReadBuffer(socketBuffer) // as much as the system allows
 	if t.advertise, err = t.address(advertise); err != nil {
 		t.tcp.Close()
 		t.udp.Close()
