@@ -16,7 +16,6 @@ type reference struct {
 	depth         int
 	models        []string // values of the root's "model" keys
 	oddModel      bool     // one of them is not a string
-	modelSpelling []byte   // raw bytes of the last one
 }
 
 func refer(body []byte) (r reference) {

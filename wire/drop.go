@@ -13,7 +13,7 @@ func DropTools(dst, body []byte) (out []byte, ok bool) {
 	if i >= len(body) || body[i] != '{' {
 		return dst, false
 	}
-	out = append(dst, body[:i+1]...)
+	out = append(dst, body[:i+1]...)       //nolint:gocritic // dst made longer is what is returned
 	from, found, kept := i+1, false, false // body[from:] is not copied yet
 	i = s.space(i + 1)
 	for i < len(body) && body[i] == '"' {

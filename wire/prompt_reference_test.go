@@ -20,7 +20,6 @@ type plainPrompt struct {
 	b            []byte
 	out          []byte
 	ascii, other int
-	ids          int
 }
 
 func (w *plainPrompt) space(i int) int {

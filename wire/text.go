@@ -269,7 +269,7 @@ func (s *scanner) pair(r rune, p int) rune {
 func (s *scanner) hex(p int) (rune, bool) {
 	if p+6 <= len(s.b) {
 		c := s.b[p+1 : p+6 : p+6]
-		v := uint32(hexDigit[c[1]])<<12 | uint32(hexDigit[c[2]])<<8 | uint32(hexDigit[c[3]])<<4 | uint32(hexDigit[c[4]])
+		v := hexDigit[c[1]]<<12 | hexDigit[c[2]]<<8 | hexDigit[c[3]]<<4 | hexDigit[c[4]]
 		if c[0] == 'u' && v <= 0xffff {
 			return rune(v), true
 		}
