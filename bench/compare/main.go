@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"github.com/penstock/penstock/bench/sim"
+	"github.com/penstock/penstock/internal/cli"
 )
 
 func names(all []Scenario) (out []string) {
@@ -61,12 +62,10 @@ func Main(args []string, stdout, stderr io.Writer) int {
 	from := fs.String("from", "", "instead of running, join the results in these JSON files, separated by commas")
 	quiet := fs.Bool("quiet", false, "no progress")
 	capacity := fs.Bool("capacity", false, "instead of the suite, sweep the rate of its usual stream: goodput and knee of each policy")
-	if err := fs.Parse(args); errors.Is(err, flag.ErrHelp) {
-		return 0
-	} else if err != nil {
-		return 2
+	if code := cli.Parse(fs, args, 0); code >= 0 {
+		return code
 	}
-	err := o.check(fs.Args(), out)
+	err := o.check(out)
 	if err == nil {
 		o.Scenarios, err = pick(*scenarios)
 	}
@@ -139,10 +138,8 @@ func checkParts(parts string, capacity bool, from string) error {
 }
 
 // check refuses what would be found after minutes, or would run nothing.
-func (o *Options) check(rest []string, out map[string]*string) error {
+func (o *Options) check(out map[string]*string) error {
 	switch {
-	case len(rest) > 0:
-		return fmt.Errorf("%q is no flag: flags begin with --, values follow them", rest[0])
 	case o.Seeds < 1:
 		return fmt.Errorf("--seeds: %d is less than 1", o.Seeds)
 	case !(o.Scale > 0) || o.Scale > 100:
@@ -273,14 +270,8 @@ func SimMain(args []string, stdout, stderr io.Writer) int {
 	bin := fs.Float64("timeline", 0, "width of timeline bins, s (0 = none)")
 	fs.StringVar(&e.Traces, "traces", "", "folder with the traces")
 	out := fs.String("json", "", "write the report to this file")
-	switch err := fs.Parse(args); {
-	case errors.Is(err, flag.ErrHelp):
-		return 0
-	case err != nil:
-		return 2
-	case fs.NArg() > 0:
-		fmt.Fprintf(stderr, "bench sim: %q is no flag\n", fs.Arg(0))
-		return 2
+	if code := cli.Parse(fs, args, 0); code >= 0 {
+		return code
 	}
 	s, err := pick(*scenario)
 	var ps []Policy

@@ -3,7 +3,6 @@ package load
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -13,6 +12,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/bench/workload"
+	"github.com/penstock/penstock/internal/cli"
 )
 
 // Main is `penstock bench load`. The result is the exit status: 0 when every
@@ -55,14 +55,8 @@ func Main(args []string, stdout, stderr io.Writer) int {
 	fs.BoolVar(&o.AllowRemote, "allow-remote", false, "allow a target that is not on loopback")
 	out := fs.String("json", "", "write the report to this file (- = standard output)")
 	quiet := fs.Bool("quiet", false, "no progress")
-	if err := fs.Parse(args); errors.Is(err, flag.ErrHelp) {
-		return 0
-	} else if err != nil {
-		return 2
-	}
-	if fs.NArg() > 0 {
-		fmt.Fprintf(stderr, "bench load: %q is no flag\n", fs.Arg(0))
-		return 2
+	if code := cli.Parse(fs, args, 0); code >= 0 {
+		return code
 	}
 	s.Arrival, s.Duration = workload.Arrival(*arrival), duration.Seconds()
 	if *trace != "" {

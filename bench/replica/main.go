@@ -2,7 +2,6 @@ package replica
 
 import (
 	"context"
-	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -14,6 +13,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/bench/model"
+	"github.com/penstock/penstock/internal/cli"
 )
 
 // Main is `penstock bench replica`: it serves until SIGINT or SIGTERM, which
@@ -37,14 +37,10 @@ func Main(args []string, stdout, stderr io.Writer) int {
 	kv := fs.Int("kv-tokens", 0, "KV cache size, tokens (0 = the profile's)")
 	seqs := fs.Int("max-num-seqs", 0, "sequences at once (0 = the profile's)")
 	timeout := fs.Duration("shutdown-timeout", 0, "on SIGTERM let running requests finish for so long (0 = abort them)")
-	switch err := fs.Parse(args); {
-	case errors.Is(err, flag.ErrHelp):
-		return 0
-	case err != nil:
-		return 2
-	case fs.NArg() > 0:
-		fmt.Fprintf(stderr, "bench replica: %q is no flag\n", fs.Arg(0))
-		return 2
+	if code := cli.Parse(fs, args, 0); code >= 0 {
+		return code
+	}
+	switch {
 	case *count < 1:
 		fmt.Fprintf(stderr, "bench replica: --count: %d is less than 1\n", *count)
 		return 2

@@ -25,6 +25,7 @@ import (
 	"github.com/penstock/penstock/bench/model"
 	"github.com/penstock/penstock/bench/replica"
 	"github.com/penstock/penstock/config"
+	"github.com/penstock/penstock/internal/cli"
 )
 
 // demoModel is the model that the demo's replicas serve.
@@ -47,7 +48,7 @@ func demo(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		fmt.Fprint(stderr, "usage: penstock demo [flags]\n\nThe router, emulated vLLM replicas and light traffic, all on the loopback. Ctrl-C ends all of it.\n\n")
 		fs.PrintDefaults()
 	}
-	if code := parseFlags(fs, args, 0); code >= 0 {
+	if code := cli.Parse(fs, args, 0); code >= 0 {
 		return code
 	}
 	if o.replicas < 1 || o.replicas > 64 {

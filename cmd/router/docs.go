@@ -11,6 +11,7 @@ import (
 
 	"github.com/penstock/penstock/config"
 	"github.com/penstock/penstock/drill"
+	"github.com/penstock/penstock/internal/cli"
 	"github.com/penstock/penstock/telemetry"
 	"github.com/penstock/penstock/wire"
 )
@@ -30,7 +31,7 @@ func docs(_ context.Context, args []string, stdout, stderr io.Writer) int {
 	fs := flag.NewFlagSet("docs", flag.ContinueOnError)
 	fs.SetOutput(stderr)
 	dir := fs.String("dir", "docs", "`folder` to write to")
-	if code := parseFlags(fs, args, 0); code >= 0 {
+	if code := cli.Parse(fs, args, 0); code >= 0 {
 		return code
 	}
 	for name, text := range pages() {

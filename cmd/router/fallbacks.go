@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/config"
+	"github.com/penstock/penstock/internal/cli"
 	"github.com/penstock/penstock/ladder"
 )
 
@@ -31,7 +32,7 @@ check refuses a tier that may not be used. Exit status 0 when all passed.
 `)
 		fs.PrintDefaults()
 	}
-	if code := parseFlags(fs, args, 1); code >= 0 {
+	if code := cli.Parse(fs, args, 1); code >= 0 {
 		return code
 	}
 	if *timeout <= 0 {

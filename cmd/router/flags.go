@@ -14,6 +14,7 @@ import (
 	"github.com/penstock/penstock/bench/model"
 	"github.com/penstock/penstock/config"
 	"github.com/penstock/penstock/fleet"
+	"github.com/penstock/penstock/internal/cli"
 	"github.com/penstock/penstock/scorer"
 )
 
@@ -122,24 +123,6 @@ func parseServe(args []string, stderr io.Writer, getenv func(string) string) (sr
 	return src, -1
 }
 
-// parseFlags reads the flags of a subcommand that takes n arguments beside
-// them; code >= 0 means that the command ends with it.
-func parseFlags(fs *flag.FlagSet, args []string, n int) (code int) {
-	switch err := fs.Parse(args); {
-	case errors.Is(err, flag.ErrHelp):
-		return 0
-	case err != nil:
-		return 2
-	case fs.NArg() > n:
-		fmt.Fprintf(fs.Output(), "penstock %s: unexpected argument %q; see penstock %s --help\n", fs.Name(), fs.Arg(n), fs.Name())
-		return 2
-	case fs.NArg() < n:
-		fs.Usage()
-		return 2
-	}
-	return -1
-}
-
 // check is `penstock check CONFIG`.
 func check(_ context.Context, args []string, stdout, stderr io.Writer) int {
 	fs := flag.NewFlagSet("check", flag.ContinueOnError)
@@ -147,7 +130,7 @@ func check(_ context.Context, args []string, stdout, stderr io.Writer) int {
 	fs.Usage = func() {
 		fmt.Fprint(stderr, "usage: penstock check CONFIG\n\nChecks a configuration file, its environment and its secrets, and tells everything that is wrong, each with\nfile:line:key. Nothing is started. Exit status 0 when it is good.\n")
 	}
-	if code := parseFlags(fs, args, 1); code >= 0 {
+	if code := cli.Parse(fs, args, 1); code >= 0 {
 		return code
 	}
 	cfg, err := load(config.Source{File: fs.Arg(0), Policies: policyNames(), Profiles: profileNames()})

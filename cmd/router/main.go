@@ -14,6 +14,7 @@ import (
 
 	"github.com/penstock/penstock/bench"
 	"github.com/penstock/penstock/drill"
+	"github.com/penstock/penstock/internal/cli"
 )
 
 // version is set by the linker (-X main.version=...); "" = as the build says.
@@ -109,7 +110,7 @@ func showVersion(_ context.Context, args []string, stdout, stderr io.Writer) int
 	fs.Usage = func() {
 		fmt.Fprint(stderr, "usage: penstock version\n\nTells the version, and which policies and profiles this build has.\n")
 	}
-	if code := parseFlags(fs, args, 0); code >= 0 {
+	if code := cli.Parse(fs, args, 0); code >= 0 {
 		return code
 	}
 	fmt.Fprintf(stdout, "penstock %s\n%s %s/%s\npolicies: %s\nprofiles: %s\n", versionText(), runtime.Version(), runtime.GOOS, runtime.GOARCH,

@@ -19,6 +19,7 @@ import (
 	"github.com/penstock/penstock/admission"
 	"github.com/penstock/penstock/config"
 	"github.com/penstock/penstock/fleet"
+	"github.com/penstock/penstock/internal/cli"
 	"github.com/penstock/penstock/proxy"
 	"github.com/penstock/penstock/ring"
 	"github.com/penstock/penstock/wire"
@@ -275,7 +276,7 @@ func showPeers(ctx context.Context, args []string, stdout, stderr io.Writer) int
 		fmt.Fprint(stderr, "usage: penstock peers [flags]\n\nAsks a running router which other routers it knows, how old what it knows is, and what they have placed where.\n\n")
 		fs.PrintDefaults()
 	}
-	if code := parseFlags(fs, args, 0); code >= 0 {
+	if code := cli.Parse(fs, args, 0); code >= 0 {
 		return code
 	}
 	s, err := askPeers(ctx, *admin)
