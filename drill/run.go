@@ -74,10 +74,9 @@ type record struct {
 	points []point
 	final  map[string]float64   // router 0's page at the end; nil = it does not answer
 	others []map[string]float64 // those of the routers after it
-	ready  []Event // changes of /readyz
-	sights []sight // of several routers
-	stills []still // when the machine stood still
-	lags   []lag   // how late each step was
+	sights []sight              // of several routers
+	stills []still              // when the machine stood still
+	lags   []lag                // how late each step was
 }
 
 // Run plays one scenario and judges it.
@@ -217,26 +216,26 @@ func (s *Scenario) ended(i int) bool {
 	return last.Router != "" && last.Router != "cont"
 }
 
-func (s Step) describe() string {
+func (t *Step) describe() string {
 	switch {
-	case s.Note != "":
-		return s.Note
-	case s.Heal:
-		return s.Replica + s.Service + " healed"
-	case s.Replica != "" || s.Service != "":
-		return s.Replica + s.Service + ": " + faultWords(s.Fault)
-	case s.Config != "":
+	case t.Note != "":
+		return t.Note
+	case t.Heal:
+		return t.Replica + t.Service + " healed"
+	case t.Replica != "" || t.Service != "":
+		return t.Replica + t.Service + ": " + faultWords(t.Fault)
+	case t.Config != "":
 		return "configuration rewritten, SIGHUP"
-	case s.Remove:
+	case t.Remove:
 		return "configuration removed, SIGHUP"
 	}
-	if s.Router != "" {
-		return fmt.Sprintf("router %d: %s", s.Which, s.Router)
+	if t.Router != "" {
+		return fmt.Sprintf("router %d: %s", t.Which, t.Router)
 	}
-	if s.Admin != "" && s.Which > 0 {
-		return fmt.Sprintf("router %d: %s", s.Which, s.Admin)
+	if t.Admin != "" && t.Which > 0 {
+		return fmt.Sprintf("router %d: %s", t.Which, t.Admin)
 	}
-	return s.Admin + s.Network
+	return t.Admin + t.Network
 }
 
 // faultWords says a fault as its file does: "cut (after 2, count 600)".

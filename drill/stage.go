@@ -88,7 +88,7 @@ func (s *service) up() error {
 		}
 		fmt.Fprintf(w, `{"service":%q,"path":%q}`, s.name, r.URL.Path)
 	})}
-	go s.srv.Serve(ln)
+	go func() { _ = s.srv.Serve(ln) }() // ends when it is closed
 	return nil
 }
 
@@ -238,7 +238,7 @@ func (st *stage) startRouter(i int) error {
 	if err := r.cmd.Start(); err != nil {
 		return fmt.Errorf("start router: %w", err)
 	}
-	go func() { r.cmd.Wait(); close(r.exited) }()
+	go func() { _ = r.cmd.Wait(); close(r.exited) }()
 	st.routers = append(st.routers, r)
 	return r.waitUp()
 }
@@ -392,13 +392,13 @@ func sum(m map[string]float64, name string, labels map[string]string) (total flo
 func (st *stage) close() {
 	st.net.close()
 	for _, r := range st.routers {
-		r.cmd.Process.Signal(syscall.SIGTERM)
+		_ = r.cmd.Process.Signal(syscall.SIGTERM)
 		time.Sleep(200 * time.Millisecond)
-		r.cmd.Process.Signal(syscall.SIGTERM) // the second one ends now
+		_ = r.cmd.Process.Signal(syscall.SIGTERM) // the second one ends now
 		select {
 		case <-r.exited:
 		case <-time.After(5 * time.Second):
-			r.cmd.Process.Kill()
+			_ = r.cmd.Process.Kill()
 			<-r.exited
 		}
 		r.log.Close()
@@ -413,6 +413,6 @@ func (st *stage) close() {
 		release()
 	}
 	if os.Getenv("PENSTOCK_DRILL_KEEP") == "" { // kept for a look at the routers' logs
-		os.RemoveAll(st.dir)
+		_ = os.RemoveAll(st.dir)
 	}
 }
