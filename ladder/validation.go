@@ -104,10 +104,16 @@ type prompt struct {
 	Contains string            `json:"contains"`
 }
 
+// CheckPrompts tells whether file can be used as a validation's prompts.
+func CheckPrompts(file string) error {
+	_, err := readPrompts(file)
+	return err
+}
+
 func readPrompts(file string) ([]prompt, error) {
 	f, err := os.Open(file)
 	if err != nil {
-		return nil, fmt.Errorf("validate.prompts: %w", err)
+		return nil, err
 	}
 	defer f.Close()
 	var out []prompt
@@ -122,7 +128,7 @@ func readPrompts(file string) ([]prompt, error) {
 		dec := json.NewDecoder(bytes.NewReader(sc.Bytes()))
 		dec.DisallowUnknownFields()
 		if err := dec.Decode(&p); err != nil {
-			return nil, fmt.Errorf("%s:%d: %w", file, n, err)
+			return nil, fmt.Errorf(`%s:%d: not a line of JSON like {"prompt": "...", "contains": "..."}: %w`, file, n, err)
 		}
 		if dec.More() {
 			return nil, fmt.Errorf("%s:%d: more than one value in the line", file, n)

@@ -18,7 +18,7 @@ func TestPromptsAreReadStrictly(t *testing.T) {
 	for text, want := range map[string]string{
 		`{"prompt":"hello","contains":"hello"}`:        "",
 		`{"messages":[{"role":"user","content":"x"}]}`: "",
-		"\n" + `{"prompt":"hello","contain":"hello"}`:  `checks.jsonl:2: json: unknown field "contain"`,
+		"\n" + `{"prompt":"hello","contain":"hello"}`:  `checks.jsonl:2: not a line of JSON like {"prompt": "...", "contains": "..."}: json: unknown field "contain"`,
 		`{"prompt":"a"} {"prompt":"b"}`:                "more than one value",
 		`{"contains":"x"}`:                             `needs "prompt" or "messages"`,
 		"\n":                                           "holds no prompt",

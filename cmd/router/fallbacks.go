@@ -27,7 +27,10 @@ func validateFallbacks(ctx context.Context, args []string, stdout, stderr io.Wri
 Tries every fallback tier that is a smaller model with its prompts, on one of its replicas, and records the result
 in state_dir. A tier is used while its last result is a pass of the last 24 h; a fail takes it out of use at once,
 in a running router too. Where no replica answers there is no result, and the last one stays as it was. penstock
-check refuses a tier that may not be used. Exit status 0 when all passed.
+check refuses a tier that may not be used. Exit status 0 when all passed. Nothing runs this by itself: use a timer.
+
+The file of prompts (validate.prompts) has one JSON object a line: {"prompt": "2+2? Only the number.", "contains": "4"},
+or "messages" (as in a chat request) in place of "prompt". An answer without the text of "contains" is a fail.
 
 `)
 		fs.PrintDefaults()
@@ -102,6 +105,9 @@ func standing(rec ladder.Record, v *ladder.Validation) string {
 func runValidation(ctx context.Context, cfg *config.Config, v *ladder.Validation, timeout time.Duration, progress io.Writer) (ladder.Result, error) {
 	if v.Prompts == "" {
 		return ladder.Result{}, fmt.Errorf("declares no validate.prompts: a smaller model that nobody tried is not used")
+	}
+	if err := ladder.CheckPrompts(v.Prompts); err != nil { // no replica's fault
+		return ladder.Result{}, fmt.Errorf("validate.prompts: %w", err)
 	}
 	for i := range cfg.Pools {
 		p := &cfg.Pools[i]

@@ -25,6 +25,9 @@ func (a *app) beside(cfg *config.Config, o *proxy.Options) error {
 	for _, d := range v.list {
 		a.metrics.Gauge(telemetry.TierValidated, func() float64 { return oneIf(v.good(d.Validation)) }, d.Route, d.Pool, d.Model)
 	}
+	if len(v.list) > 0 {
+		v.good(v.list[0].Validation) // the log tells now what is out of use, not when it is needed
+	}
 	for i := range cfg.Routes {
 		r, err := routeOptions(cfg, &cfg.Routes[i], a.labels)
 		if err != nil {
@@ -173,6 +176,11 @@ func untested(cfg *config.Config, now time.Time) (problems config.Errors) {
 		return config.Errors{cfg.Problem("state_dir", err)}
 	}
 	for _, v := range list {
+		if v.Prompts != "" {
+			if err := ladder.CheckPrompts(v.Prompts); err != nil {
+				problems = append(problems, cfg.Problem(v.key+".validate.prompts", err))
+			}
+		}
 		if why := rec.Why(v.Validation, now); why != "" {
 			problems = append(problems, cfg.Problem(v.key, fmt.Errorf("ERR_UNTESTED_COMPENSATION_REJECTED: route %s: pool %s (model %s) %s; run penstock validate-fallbacks", v.Route, v.Pool, v.Model, why)))
 		}

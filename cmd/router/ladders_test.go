@@ -176,8 +176,11 @@ func TestValidationSaysWhatIsWrong(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, "checks.jsonl"), []byte("{\"prompt\":\"x\"}\nnonsense\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if code, out := command1("validate-fallbacks", file); code == 0 || !strings.Contains(out, "checks.jsonl:2") {
-		t.Errorf("a broken line: %d %s", code, out)
+	if code, out := command1("validate-fallbacks", file); code == 0 || !strings.Contains(out, "checks.jsonl:2") || strings.Contains(out, "127.0.0.1:1") {
+		t.Errorf("a broken line, which is no replica's fault: %d %s", code, out)
+	}
+	if code, out := command1("check", file); code == 0 || !strings.Contains(out, "p.yaml:9:routes[0].tiers[1].validate.prompts: ") || !strings.Contains(out, "checks.jsonl:2") {
+		t.Errorf("check with a broken line: %d %s", code, out)
 	}
 	if err := os.WriteFile(filepath.Join(dir, "checks.jsonl"), []byte("{\"prompt\":\"x\"}\n"), 0o600); err != nil {
 		t.Fatal(err)
