@@ -397,9 +397,15 @@ func (p *Pool) limitsOf(now float64, t *Ticket) limits {
 	if !cl.Patient {
 		l.elapsed = now - w.Arrived
 	}
-	l.wanted = p.pressure(int(w.Class))
+	// Whoever waits wants it: else the lower of two classes would have the looser
+	// measure, since more wait of it and those above it.
+	l.wanted = p.pressure(len(p.cfg.Classes) - 1)
 	if !t.first {
-		l.others = l.wanted * max(0, 1-(now-w.Arrived)/l.ttft)
+		long := l.ttft
+		if cl.Patient { // it may wait for longer, and not so that it goes before a class above it
+			long = max(cl.Wait, aloneSlack*long)
+		}
+		l.others = p.pressure(int(w.Class)) * max(0, 1-(now-w.Arrived)/long)
 	}
 	if cl.Objective.ITL > 0 {
 		l.itl = cl.Objective.ITL * math.Exp(-p.marginITL)

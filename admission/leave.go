@@ -96,7 +96,7 @@ func (p *Pool) pressure(class int) float64 {
 func (p *Pool) patience(class int, limit float64) float64 {
 	there := p.elsewhere[class]
 	if there == 0 {
-		if p.crowded(class) {
+		if p.held.count >= p.cfg.LookAhead { // of all classes: else a lower one would not wait, and go first
 			return 0
 		}
 		return p.cfg.WarmWait
