@@ -1,6 +1,9 @@
 package admission
 
-import "github.com/penstock/penstock/fleet"
+import (
+	"github.com/penstock/penstock/fleet"
+	"github.com/penstock/penstock/internal/mutant"
+)
 
 // A request is taken back from a silent replica since another one answers it
 // sooner. When all stand still at once (a paused host, a network that is gone
@@ -25,7 +28,7 @@ const backFor = 1.0
 // keeps tells whether t is left at its replica r, which is out.
 func (p *Pool) keeps(now float64, r *replica, t *Ticket) bool {
 	v := &p.view.Replicas[r.i]
-	if !silence(v.Health.Reason) || t.Work.Further {
+	if !silence(v.Health.Reason) || t.Work.Further || mutant.On("silent-fleet") {
 		return false
 	}
 	// Three times as long as a silent replica has while others answer.
