@@ -381,6 +381,7 @@ func (p *Pool) lookup(w *fleet.Work) {
 type limits struct {
 	ttft    float64 // whole objective, from arrival
 	elapsed float64 // of it, gone by (0 for a patient class)
+	patient bool    // is served late, too
 	itl     float64 // +Inf = none
 	margin  float64 // factor on predictions of TTFT
 	steps   float64 // and what is added to them, in steps of the engine
@@ -394,7 +395,7 @@ func (p *Pool) limitsOf(now float64, t *Ticket) limits {
 	cl := &p.cfg.Classes[w.Class]
 	l := limits{ttft: cl.Objective.Limit(w.Prompt), itl: math.Inf(1), margin: math.Exp(p.margin), steps: p.late}
 	l.slight = p.slight(l.ttft)
-	if !cl.Patient {
+	if l.patient = cl.Patient; !cl.Patient {
 		l.elapsed = now - w.Arrived
 	}
 	// Whoever waits wants it: else the lower of two classes would have the looser
@@ -444,7 +445,7 @@ func (l *limits) over(v *fleet.Replica, s *scorer.Loaded, pr *scorer.Prediction)
 	// By what an idle replica could do: one that is so full that nothing is in
 	// time there is no reason to fill it more.
 	lost := l.margin*(pr.Idle-l.slight) > l.ttft
-	if lost {
+	if lost || l.patient && alone > l.ttft { // it is served late, too: as one that can never be in time
 		over = max(0, pr.TTFT-(aloneSlack*pr.Alone-l.elapsed))
 	} else {
 		over = max(0, l.spare(pr.TTFT, pr)-(l.ttft-l.elapsed))
