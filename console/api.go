@@ -312,6 +312,12 @@ func (h *handler) decisions(w http.ResponseWriter, r *http.Request) {
 		}
 	}
 	q := r.URL.Query()
+	switch q.Get("verdict") {
+	case "", "placed", "held", "shed":
+	default: // an empty list would read as: there were none
+		fail(w, http.StatusBadRequest, "invalid_request", "verdict is placed, held or shed")
+		return
+	}
 	now := h.Router.Now()
 	all := h.Router.Decisions()
 	sort.SliceStable(all, func(i, j int) bool { return all[i].At > all[j].At })

@@ -190,9 +190,9 @@ func TestDecisions(t *testing.T) {
 			t.Errorf("%s: %s", query, body)
 		}
 	}
-	for _, bad := range []string{"0", "-1", "1001", "x"} {
-		if status, _, body := do("GET", "/admin/v1/decisions?n="+bad); status != 400 || !strings.Contains(body, `"code":"invalid_request"`) {
-			t.Errorf("n=%s: %d %s", bad, status, body)
+	for _, bad := range []string{"n=0", "n=-1", "n=1001", "n=x", "verdict=sheds"} {
+		if status, _, body := do("GET", "/admin/v1/decisions?"+bad); status != 400 || !strings.Contains(body, `"code":"invalid_request"`) {
+			t.Errorf("%s: %d %s", bad, status, body)
 		}
 	}
 }
