@@ -36,7 +36,7 @@ func pick(list string) ([]Scenario, error) {
 			}
 		}
 		if !found {
-			return nil, fmt.Errorf("--scenarios: unknown scenario %q (known: %s)", n, strings.Join(names(all), ", "))
+			return nil, fmt.Errorf("unknown scenario %q (known: %s)", n, strings.Join(names(all), ", "))
 		}
 	}
 	return out, nil
