@@ -72,7 +72,7 @@ func TestABadAnswerIsAFailAndNoAnswerIsNone(t *testing.T) {
 		{prompts: []string{good, bad, good, good}, pass: 0.75, share: 0.75, asked: 4},
 		{prompts: []string{good, bad, good}, pass: 0.75, share: 2. / 3, failed: `2 of 3 prompts passed, 75 % are needed; prompt 2: answer does not contain "no"`, asked: 3},
 		{prompts: []string{unknown}, pass: 1, failed: "status 404", asked: 1},
-		{prompts: []string{good, hang, bad}, pass: 1, none: "prompt 2 of 3: no answer within 200ms", asked: 2},
+		{prompts: []string{hang, good}, pass: 1, none: "prompt 1 of 2: no answer within 200ms", asked: 1}, // the first: a good one may take longer on a loaded machine
 		{prompts: []string{busy, good}, pass: 1, none: "prompt 1 of 2: status 503", asked: 1},
 		{prompts: []string{good, cut}, pass: 1, none: "prompt 2 of 2", asked: 2},
 		{prompts: []string{bad, busy, good}, pass: 0.6, none: "prompt 2 of 3: status 503", asked: 2},
