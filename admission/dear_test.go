@@ -64,3 +64,21 @@ func TestALongPromptThatComesBackInItsTurnIsNotLetWait(t *testing.T) {
 		t.Fatalf("%+v, its turn: %v", d, x.first)
 	}
 }
+
+// A prompt that can be in time nowhere goes where it harms least, but while
+// others wait not where it makes all that are there miss their objective.
+func TestAHopelessPromptDoesNotGoBeforeThoseThatWait(t *testing.T) {
+	for _, held := range []int{0, 8} {
+		p := atItsGap(t)
+		p.view.Replicas[0].PrefillShare = 0.52 // over the objective already
+		for range held {
+			mustHold(t, p, 1, asked(2, 100))
+		}
+		p.Advance(1, nil)
+		x := asked(1, 80_000)
+		p.Admit(1, x)
+		if p.Advance(1, nil); (x.Decision.Verdict == Placed) != (held == 0) {
+			t.Errorf("%d held: %+v", held, x.Decision)
+		}
+	}
+}

@@ -458,7 +458,9 @@ func (l *limits) over(v *fleet.Replica, s *scorer.Loaded, pr *scorer.Prediction)
 		return 0, s.Requests < float64(2*v.Profile.MaxSeqs), false
 	}
 	late = !lost && alone > l.ttft-l.elapsed
-	return over, over == 0 && (lost || pr.KVOver == 0 && l.gap(v, pr) <= l.itl), late
+	// One that is lost anyway, taken on at once, made all others miss too.
+	anyway := lost && l.wanted < 1
+	return over, over == 0 && (anyway || pr.KVOver == 0 && l.gap(v, pr) <= l.itl), late
 }
 
 // choose picks among the candidates that take the request now; -1 when none
