@@ -67,6 +67,7 @@ type mock struct {
 	live   int // inference requests being handled
 	most   int
 	paths  map[string][]time.Time // when the control paths (/metrics, /health ...) were asked
+	over   bool                   // stopped
 }
 
 // newMock starts a replica; it ends with the test.
@@ -95,6 +96,7 @@ func (m *mock) stop() {
 	m.ln.Close()
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	m.over = true
 	for k := range m.conns {
 		k.Close()
 	}
@@ -107,9 +109,13 @@ func (m *mock) accept() {
 			return
 		}
 		m.mu.Lock()
-		m.conns[k] = struct{}{}
+		if m.over { // accepted just before the listener closed
+			k.Close()
+		} else {
+			m.conns[k] = struct{}{}
+			go m.serve(k)
+		}
 		m.mu.Unlock()
-		go m.serve(k)
 	}
 }
 
