@@ -2,13 +2,14 @@ package drill
 
 import (
 	"context"
-	"errors"
 	"flag"
 	"fmt"
 	"io"
 	"os"
 	"os/signal"
 	"syscall"
+
+	"github.com/penstock/penstock/internal/cli"
 )
 
 // Main runs `penstock drill ARGS` and returns the exit status.
@@ -23,10 +24,8 @@ func Main(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		fmt.Fprint(stderr, "usage: penstock drill [flags] list | all | NAME...\n\nPlays failure scenarios on the loopback against a real router process and emulated replicas.\nExit status 0 only when every assertion held.\n\n")
 		fs.PrintDefaults()
 	}
-	if err := fs.Parse(args); errors.Is(err, flag.ErrHelp) {
-		return 0
-	} else if err != nil {
-		return 2
+	if code := cli.Parse(fs, args, cli.Any); code >= 0 {
+		return code
 	}
 	list, err := selected(fs.Args(), *file)
 	if err != nil {

@@ -210,6 +210,9 @@ func TestCommandLineIsReadWhole(t *testing.T) {
 		{[]string{"client-4xx", "all"}, 2, "all stands alone"},
 		{[]string{"--file", file, "client-4xx"}, 2, `leave "client-4xx" out`},
 		{[]string{"--file", file}, 2, "title is missing"},
+		{[]string{"all", "--jsn", "f.json"}, 2, "not defined: -jsn"},
+		{[]string{"client-4xx", "--json", "f.json", "all"}, 2, "all stands alone"}, // f.json is no drill
+		{[]string{"list", "--file", file}, 2, `leave "list" out`},
 		{[]string{"--help"}, 0, "usage: penstock drill"},
 	} {
 		var out, errs bytes.Buffer
