@@ -3,6 +3,7 @@
 package fdio
 
 import (
+	"errors"
 	"os"
 	"syscall"
 )
@@ -20,10 +21,10 @@ func Write(fd uintptr, p []byte) (int, error) {
 }
 
 func result(name string, n int, err error) (int, error) {
-	switch err {
-	case nil:
+	switch {
+	case err == nil:
 		return n, nil
-	case syscall.EAGAIN, syscall.EINTR:
+	case errors.Is(err, syscall.EAGAIN), errors.Is(err, syscall.EINTR):
 		return max(n, 0), ErrAgain
 	}
 	return 0, os.NewSyscallError(name, err)
