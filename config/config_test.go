@@ -128,6 +128,42 @@ func TestAllMistakesAreToldAtOnceInOrder(t *testing.T) {
 	}
 }
 
+// What follows from a key that could not be read is not told beside it.
+func TestOneMistakeIsToldOnce(t *testing.T) {
+	two := "  - {name: b, replicas: {static: [\"http://h:2\"]}}\n"
+	for _, c := range []struct{ yaml, want string }{
+		{"pools:\n  - nmae: a\n    replicas: {static: [\"http://h:1\"]}\n" + two + "routes: [{model: m, tiers: [{pool: a}]}]\n", `p.yaml:2:pools[0].nmae: unknown key; did you mean "name"?`},
+		{"pools:\n  - name: a\n    replica: {static: [\"http://h:1\"]}\n", `did you mean "replicas"?`},
+		{"pools:\n  - name: a\n    replicas: {statik: [\"http://h:1\"]}\n", `did you mean "static"?`},
+		{"pools: [a]\n", `pools[0]: is the single value "a", must be a mapping`},
+		{"pool:\n  - {name: a, replicas: {static: [\"http://h:1\"]}}\nroutes: [{model: m, tiers: [{pool: a}]}]\n", `did you mean "pools"?`},
+		{"pools: [{name: a, objective: {tttf: 1s, ttft_per_1k: 1s}, replicas: {static: [\"http://h:1\"]}}]\n", `did you mean "ttft"?`},
+		{"pools: [{name: a, objective: {ttft: 1, ttft_per_1k: 1s}, replicas: {static: [\"http://h:1\"]}}]\n", `objective.ttft: "1" has no unit`},
+		{"pools: [{name: a, profile: {bse: h100-8b, per_step: 6ms}, replicas: {static: [\"http://h:1\"]}}]\n", `did you mean "base"?`},
+		{"pools: [{name: a, headroom: n-1, replicas: {static: [\"http://h:1\"], flie: x}}]\n", `did you mean "file"?`},
+		{"classes: [{name: a, wait: 10m, deadlin: 1h}]\n" + minimal, `did you mean "deadline"?`},
+		{"tls: {cert_file: /x, key_fil: /y}\n" + minimal, `did you mean "key_file"?`},
+		{"peers: {keyfile: /x}\n" + minimal, `did you mean "key_file"?`},
+		{"lisen: \":9000\"\nadmin: \":8080\"\n" + minimal, `did you mean "listen"?`},
+		{"routes: [{modle: m, tiers: [{pool: a}]}]\n" + minimal, `did you mean "model"?`},
+		{"routes: [{model: m, tires: [{pool: a}]}]\n" + minimal, `did you mean "tiers"?`},
+		{"routes: [{model: m, budgt: 1m, tiers: [{pool: a, limit: 30s}]}]\n" + minimal, `did you mean "budget"?`},
+		{"routes: [{model: m, tiers: [{pool: a}, {cached: {scop: shared, staleness: 12h}}]}]\n" + minimal, `did you mean "scope"?`},
+		{"routes: [{model: m, tiers: [{pool: a}, {static: {flie: x}}]}]\n" + minimal, `did you mean "file"?`},
+		{"routes: [{model: m, tiers: [{pool: a}, {pool: b, validate: {promts: x}}]}]\n" + minimal + two, `did you mean "prompts"?`},
+	} {
+		_, err := load(t, c.yaml)
+		if err == nil || !strings.Contains(err.Error(), c.want) || strings.Contains(err.Error(), "\n") {
+			t.Errorf("%s\ngot  %v\nwant %s", c.yaml, err, c.want)
+		}
+	}
+	// The right key beside the wrong one is judged.
+	_, err := load(t, "pools: [{nmae: b, name: \"a b\", replicas: {static: [\"http://h:1\"]}}]\n")
+	if errs, ok := err.(Errors); !ok || len(errs) != 2 {
+		t.Errorf("a name given twice, once misspelt: %v", err)
+	}
+}
+
 func TestAFileThatIsNoMappingIsOneMistake(t *testing.T) {
 	for _, text := range []string{"- a\n- b\n", "just text\n"} {
 		_, err := load(t, text)

@@ -62,6 +62,7 @@ type decoder struct {
 	nodes  int
 	broken bool     // the file could not be read as YAML
 	unset  []string // settings whose flag or variable is wrong
+	meant  []string // keys that misspelt ones were probably meant to be
 }
 
 func (d *decoder) fail(line int, key, format string, args ...any) {
@@ -263,7 +264,7 @@ func (d *decoder) mapping(n *yaml.Node, v reflect.Value, path, schema string) {
 		if o != nil && o.Pending {
 			return
 		}
-		d.unknown(k, key, k.Value, append(known, pendingUnder(schema)...))
+		d.unknown(k, path, k.Value, append(known, pendingUnder(schema)...))
 	})
 	for key, f := range fields {
 		if line := d.lines[join(path, key+"_file")]; f.Type() == reflect.TypeOf(Secret("")) && line > 0 && d.lines[join(path, key)] > 0 {
@@ -272,13 +273,15 @@ func (d *decoder) mapping(n *yaml.Node, v reflect.Value, path, schema string) {
 	}
 }
 
-func (d *decoder) unknown(n *yaml.Node, key, name string, known []string) {
+// unknown tells that path has no key of this name.
+func (d *decoder) unknown(n *yaml.Node, path, name string, known []string) {
 	if near := nearest(name, known); near != "" {
-		d.fail(n.Line, key, "unknown key; did you mean %q?", near)
+		d.fail(n.Line, join(path, name), "unknown key; did you mean %q?", near)
+		d.meant = append(d.meant, join(path, near))
 		return
 	}
 	sort.Strings(known)
-	d.fail(n.Line, key, "unknown key; known here: %s", strings.Join(known, ", "))
+	d.fail(n.Line, join(path, name), "unknown key; known here: %s", strings.Join(known, ", "))
 }
 
 func (d *decoder) stringMap(n *yaml.Node, v reflect.Value, path string) {

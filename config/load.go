@@ -73,12 +73,17 @@ func Load(src Source) (*Config, error) {
 	}
 	d.environment(c, env)
 	d.flags(c, src)
-	v := &validator{c: c, source: src, bad: map[string]bool{}}
+	v := &validator{c: c, source: src, bad: map[string]bool{}, unread: map[string]bool{}}
 	for _, p := range d.errs {
-		v.bad[p.Key] = true
+		v.bad[p.Key], v.unread[p.Key] = true, true
 	}
 	for _, path := range d.unset {
-		v.bad[path] = true
+		v.unread[path] = true
+	}
+	for _, path := range d.meant {
+		if d.lines[path] == 0 { // else it is judged by the value that it has
+			v.unread[path] = true
+		}
 	}
 	v.all()
 	errs := slices.Concat(d.errs, v.errs)

@@ -3,6 +3,7 @@ package config
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/penstock/penstock/internal/mutant"
@@ -12,13 +13,21 @@ import (
 func (v *validator) routes() {
 	c := v.c
 	pools := map[string]*Pool{}
-	names := []string{}
+	names := []string{} // nil: not all are known
 	regions := map[string]bool{}
 	for i := range c.Pools {
 		p := &c.Pools[i]
 		pools[p.Name] = p
 		names = append(names, p.Name)
 		regions[p.Labels["region"]] = true
+	}
+	for i := range c.Pools {
+		if v.lost(fmt.Sprintf("pools[%d].name", i)) {
+			names = nil
+		}
+	}
+	if len(c.Pools) == 0 { // which is told
+		names = nil
 	}
 	seen := map[string]int{}
 	permitted := map[string]bool{}
@@ -73,6 +82,7 @@ func (v *validator) domain(r *Route, j int, key string, pools map[string]*Pool) 
 
 func (v *validator) tier(r *Route, j int, key string, pools map[string]*Pool, names []string) {
 	t := &r.Tiers[j]
+	route, _, _ := strings.Cut(key, ".tiers[")
 	kinds := 0
 	for _, is := range []bool{t.Pool != "", t.Reduce != nil, t.Cached != nil, t.Static != nil, t.Defer} {
 		if is {
@@ -88,7 +98,9 @@ func (v *validator) tier(r *Route, j int, key string, pools map[string]*Pool, na
 	switch {
 	case t.Pool != "":
 		if p := pools[t.Pool]; p == nil {
-			v.oneOf(key+".pool", t.Pool, names)
+			if names != nil {
+				v.oneOf(key+".pool", t.Pool, names)
+			}
 		} else if len(r.Regions) > 0 && p.Labels["region"] != "" && !slices.Contains(r.Regions, p.Labels["region"]) {
 			v.warn("%s.pool: pool %q is in region %s, which the route does not permit: the tier is never used", key, t.Pool, p.Labels["region"])
 		}
@@ -108,7 +120,7 @@ func (v *validator) tier(r *Route, j int, key string, pools map[string]*Pool, na
 	case t.Cached != nil:
 		v.oneOf(key+".cached.scope", t.Cached.Scope, []string{"tenant", "shared"})
 		ceiling := 4 * time.Hour
-		if t.Cached.Scope == "shared" {
+		if t.Cached.Scope == "shared" || v.lost(key+".cached.scope") {
 			ceiling = 24 * time.Hour
 		}
 		if t.Cached.Staleness <= 0 || t.Cached.Staleness > ceiling {
@@ -122,7 +134,7 @@ func (v *validator) tier(r *Route, j int, key string, pools map[string]*Pool, na
 	if t.Model != "" && t.Pool == "" {
 		v.fail(key+".model", "belongs to a pool tier")
 	}
-	if t.Limit != 0 && (t.Pool == "" || t.Limit < 0 || t.Limit > r.Budget) {
+	if t.Limit != 0 && (t.Pool == "" || t.Limit < 0 || t.Limit > r.Budget && !v.lost(route+".budget")) {
 		v.fail(key+".limit", "%s: belongs to a pool tier, and is not over the route's budget of %s", t.Limit, r.Budget)
 	}
 	if t.Validate != nil {

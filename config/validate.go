@@ -20,6 +20,17 @@ type validator struct {
 	source Source
 	errs   Errors
 	bad    map[string]bool // keys already complained about
+	unread map[string]bool // of these, the ones whose value is not what somebody meant to give
+}
+
+// lost tells whether the value of key, or of something around it, could not
+// be read or is under a misspelt name: what would be said of it follows from
+// that, and so does what would be said of others because of it.
+func (v *validator) lost(key string) bool {
+	for key != "" && !v.unread[key] {
+		key = key[:max(0, strings.LastIndexAny(key, ".["))]
+	}
+	return key != ""
 }
 
 // line is that of key, or of the nearest thing around it that is in the file.
@@ -45,7 +56,7 @@ func (c *Config) Problem(key string, err error) Problem {
 }
 
 func (v *validator) fail(key, format string, args ...any) {
-	if v.bad[key] {
+	if v.bad[key] || v.lost(key) {
 		return
 	}
 	v.bad[key] = true
@@ -132,7 +143,7 @@ func (v *validator) addresses() {
 	}
 	if err := listenAddr(c.Admin); err != nil {
 		v.fail("admin", "%s, or off", err)
-	} else if samePort(c.Admin, c.Listen) {
+	} else if samePort(c.Admin, c.Listen) && !v.lost("listen") {
 		v.fail("admin", "%s is the public listener's address too", c.Admin)
 	}
 }
@@ -159,9 +170,7 @@ func (v *validator) oneOf(key, val string, known []string) {
 func (v *validator) pools() {
 	c := v.c
 	if len(c.Pools) == 0 {
-		if !v.bad["pools"] {
-			v.fail("pools", "there are no replicas: give --replica URL, or pools in the file")
-		}
+		v.fail("pools", "there are no replicas: give --replica URL, or pools in the file")
 		return
 	}
 	names := map[string]string{}  // pool name -> key
@@ -269,7 +278,7 @@ func (v *validator) pool(p *Pool, key string, urls map[string]string) {
 	if p.Shadow != "" && p.Shadow == p.Policy {
 		v.fail(key+".shadow", "%q is the policy itself", p.Shadow)
 	}
-	if p.Headroom.NMinus1 && r.File == "" && r.HTTP == "" && r.DNS == nil && len(r.Static) == 1 {
+	if p.Headroom.NMinus1 && r.File == "" && r.HTTP == "" && r.DNS == nil && len(r.Static) == 1 && !v.badUnder(key+".replicas") {
 		v.fail(key+".headroom", "n-1 keeps the work of one replica free, and pool %q has one", p.Name)
 	}
 	v.profile(p.Profile, key+".profile")
@@ -292,7 +301,7 @@ func (v *validator) policy(key, name string) {
 }
 
 func (v *validator) objective(o *Objective, key string) {
-	if o.TTFTPer1K > 0 && o.TTFT <= 0 {
+	if o.TTFTPer1K > 0 && o.TTFT <= 0 && !v.lost(key+".ttft") {
 		v.fail(key+".ttft_per_1k", "is added to ttft, which is not given")
 	}
 }
@@ -301,8 +310,8 @@ func (v *validator) profile(p *Profile, key string) {
 	if p == nil {
 		return
 	}
-	need := p.Base == "" // without a base from the table all has to be given
-	if !need && len(v.source.Profiles) > 0 {
+	need := p.Base == "" && !v.lost(key+".base") // without a base from the table all has to be given
+	if p.Base != "" && len(v.source.Profiles) > 0 {
 		k := key + ".base"
 		if v.c.lines[k] == 0 {
 			k = key
@@ -341,7 +350,7 @@ func (v *validator) classes() {
 		v.name(key+".name", k.Name, names)
 		if k.Deadline <= 0 {
 			v.fail(key+".deadline", "must be over 0s")
-		} else if k.Wait > k.Deadline {
+		} else if k.Wait > k.Deadline && !v.lost(key+".deadline") {
 			v.fail(key+".wait", "%s is longer than the class's deadline %s", k.Wait, k.Deadline)
 		}
 		if i > 0 {
@@ -439,6 +448,9 @@ func (v *validator) times() {
 func (v *validator) tls() {
 	t := &v.c.TLS
 	if (t.CertFile == "") != (t.KeyFile == "") {
+		if v.lost("tls.cert_file") || v.lost("tls.key_file") {
+			return
+		}
 		v.fail("tls", "cert_file and key_file belong together")
 		return
 	}
