@@ -166,6 +166,7 @@ func load(src config.Source) (*config.Config, error) {
 		if err := ac.Validate(); err != nil {
 			errs = append(errs, cfg.Problem(fmt.Sprintf("pools[%d]", i), err))
 		}
+		cfg.Warnings = append(cfg.Warnings, tooTight(cfg, i)...)
 	}
 	for i := range cfg.Routes {
 		for j := range cfg.Routes[i].Tiers {
@@ -189,6 +190,39 @@ func load(src config.Source) (*config.Config, error) {
 		return nil, errs
 	}
 	return cfg, nil
+}
+
+// tooTight warns of objectives itl that pool i's profile leaves no room for. A
+// replica that has a request is given no other one which would miss the
+// objective, so that fleet would serve one request at a time.
+func tooTight(cfg *config.Config, i int) (warnings []string) {
+	p := &cfg.Pools[i]
+	prof := profileOf(p.Profile)
+	if prof == nil {
+		return nil // it is learned
+	}
+	warn := func(key string, itl time.Duration) {
+		alone := prof.Base + prof.PerSeq
+		const few, context, hand = 4, 1000, 0.95 // hand: the objective but for what admission keeps in hand at first
+		why := ""
+		switch {
+		case itl <= 0:
+		case itl.Seconds() < alone:
+			why = "is under what each token of a single request takes"
+		case itl.Seconds()*hand < prof.Base+few*(prof.PerSeq+context*prof.PerKV):
+			why = "is hardly over what each token of a single request takes"
+		}
+		if why != "" {
+			warnings = append(warnings, fmt.Sprintf("%s: %s %s by the profile (%.1f ms), so pool %s is given one request at a time a replica, or a few", key, itl, why, alone*1e3, p.Name))
+		}
+	}
+	warn(fmt.Sprintf("pools[%d].objective.itl", i), p.Objective.ITL)
+	for k := range cfg.Classes {
+		if o := cfg.Classes[k].Objective; o != nil {
+			warn(fmt.Sprintf("classes[%d].objective.itl", k), o.ITL)
+		}
+	}
+	return warnings
 }
 
 func policyNames() []string { return scorer.Names() }

@@ -376,6 +376,29 @@ func TestCommandLine(t *testing.T) {
 	}
 }
 
+// An objective that no batch can keep is warned of, with the figure; one that
+// leaves room is not.
+func TestCheckWarnsOfAnObjectiveThatLeavesNoRoom(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "p.yaml")
+	for _, c := range []struct{ pool, classes, want string }{
+		{"profile: h100-8b, objective: {itl: 7ms}", "", "warning: pools[0].objective.itl: 7ms is under what each token of a single request takes by the profile (7.4 ms)"},
+		{"profile: h100-8b, objective: {itl: 7500us}", "", "pools[0].objective.itl: 7.5ms is hardly over"},
+		{"profile: h100-8b, objective: {itl: 10ms}", ", objective: {itl: 5ms}", "classes[0].objective.itl: 5ms is under"},
+		{"profile: h100-8b, objective: {itl: 10ms}", ", objective: {itl: 9ms}", ""},
+		{"profile: h100-8b", "", ""},
+		{"objective: {itl: 1ms}", "", ""}, // the step is learned
+	} {
+		text := fmt.Sprintf("pools: [{name: a, %s, replicas: {static: [\"http://h:1\"]}}]\nclasses: [{name: c%s}]\n", c.pool, c.classes)
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		code, out := command1("check", file)
+		if code != 0 || !strings.Contains(out, c.want) || (c.want == "") == strings.Contains(out, "warning") {
+			t.Errorf("%s: status %d, wanted %q:\n%s", text, code, c.want, out)
+		}
+	}
+}
+
 // Each command tells its own usage on --help, which is no failure, and takes
 // no argument that it would not look at.
 func TestEveryCommandHasHelpAndTakesNoStrayArgument(t *testing.T) {
