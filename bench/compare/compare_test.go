@@ -5,6 +5,7 @@ import (
 	"encoding/csv"
 	"encoding/json"
 	"errors"
+	"io"
 	"math"
 	"os"
 	"path/filepath"
@@ -172,6 +173,53 @@ func TestRankAmongRivals(t *testing.T) {
 	for _, want := range []string{"by the mean in 1 of 3 scenarios; ahead of all of them beyond the seeds' interval in 1, tied in 1, behind one in 1", "| +0.1000 ± 0.0500 | ahead |", "| -0.0010 ± 0.0050 | tied |", "| -0.1000 ± 0.0500 | **behind** |"} {
 		if !strings.Contains(b.String(), want) {
 			t.Errorf("no %q in:\n%s", want, b.String())
+		}
+	}
+}
+
+// With one seed there is no interval, so nothing is said to be beyond it.
+func TestOneSeedHasNoInterval(t *testing.T) {
+	list, err := pick("near_saturation")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ps, err := ParsePolicies("penstock,penstock_nolearn,round_robin")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for seeds, one := range map[int]bool{1: true, 2: false} {
+		o, err := Run(Options{Scenarios: list, Policies: ps, Seeds: seeds, Scale: 0.05})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for name, out := range map[string]func(io.Writer){"table": o.Table, "page": o.Markdown, "html": func(w io.Writer) { _ = o.HTML(w) }} {
+			var b bytes.Buffer
+			out(&b)
+			if got := strings.Contains(strings.ToLower(b.String()), oneSeed); got != one {
+				t.Errorf("%d seeds, %s: said to have no interval: %v", seeds, name, got)
+			}
+			for _, word := range []string{"beyond the seeds' interval", "± 0.000", "| ahead |", "| tied |", "no difference shown"} {
+				if one && strings.Contains(b.String(), word) {
+					t.Errorf("one seed, %s: %q in\n%s", name, word, &b)
+				}
+			}
+		}
+	}
+}
+
+// Every policy that is compared is in the help, by the name that is taken.
+func TestHelpListsEveryPolicy(t *testing.T) {
+	var b bytes.Buffer
+	Main([]string{"--help"}, &b, &b)
+	if code := SimMain([]string{"--policy", "penstok", "--scale", "0.01"}, &b, &b); code != 2 {
+		t.Errorf("an unknown policy: status %d", code)
+	}
+	for _, d := range DefaultPolicies() {
+		if n := strings.Count(b.String(), d.flag()); n < 2 {
+			t.Errorf("%s is %d times in help and refusal:\n%s", d.flag(), n, &b)
+		}
+		if ps, err := ParsePolicies(d.flag()); err != nil || ps[0].Name != d.Name || ps[0].Hold != d.Hold || ps[0].Flat != d.Flat {
+			t.Errorf("--policies %s is %+v (%v), in the table %+v", d.flag(), ps, err, d)
 		}
 	}
 }

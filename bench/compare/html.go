@@ -16,7 +16,11 @@ table{border-collapse:collapse;margin:.6em 0}td,th{padding:.2em .6em;text-align:
 .best{font-weight:700}.ours{background:#eef5ff}.note{color:#555}svg{max-width:100%;height:auto}pre{background:#f6f6f6;padding:.7em;overflow:auto}
 @media(prefers-color-scheme:dark){body{background:#14171a;color:#dde}td,th{border-color:#333}.ours{background:#1c2733}.note{color:#9aa}pre{background:#1d2125}text{fill:#dde}}
 </style></head><body><h1>Policies compared</h1>`)
-	fmt.Fprintf(&b, `<p class="note">%d seeds per cell, runs of %gx length; whiskers are 95 %% confidence intervals. Goodput is over requests offered; TTFT and TPOT are of answered requests.</p><pre>`, o.Seeds, o.Scale)
+	whiskers := "whiskers are 95 % confidence intervals"
+	if o.Seeds == 1 {
+		whiskers = oneSeed
+	}
+	fmt.Fprintf(&b, `<p class="note">%d seeds per cell, runs of %gx length; %s. Goodput is over requests offered; TTFT and TPOT are of answered requests.</p><pre>`, o.Seeds, o.Scale, whiskers)
 	var v strings.Builder
 	o.verdict(&v)
 	b.WriteString(html.EscapeString(v.String()) + "</pre>")
@@ -28,14 +32,14 @@ table{border-collapse:collapse;margin:.6em 0}td,th{padding:.2em .6em;text-align:
 			continue
 		}
 		r.bars(&b)
-		r.htmlTable(&b)
+		o.htmlTable(&b, r)
 	}
 	b.WriteString("</body></html>\n")
 	_, err := io.WriteString(w, b.String())
 	return err
 }
 
-func (r *Row) htmlTable(b *strings.Builder) {
+func (o *Outcome) htmlTable(b *strings.Builder, r *Row) {
 	b.WriteString("<table><tr><th>policy<th>goodput<th>±<th>refused<th>long<th>TTFT p50<th>p95<th>p99 ms<th>TPOT p50<th>p95 ms<th>hits<th>lost<th>spread</tr>")
 	best := r.best()
 	for _, k := range r.order() {
@@ -47,8 +51,8 @@ func (r *Row) htmlTable(b *strings.Builder) {
 		if k == best {
 			class += " best"
 		}
-		fmt.Fprintf(b, `<tr class="%s"><td>%s<td>%.3f<td>%.3f<td>%.3f<td>%.3f<td>%.0f<td>%.0f<td>%.0f<td>%.1f<td>%.1f<td>%.2f<td>%.3f<td>%.2f</tr>`, class, html.EscapeString(c.Policy),
-			c.Goodput.Mean, c.Goodput.CI, c.Refused.Mean, c.Long.Mean, 1e3*c.TTFTp50.Mean, 1e3*c.TTFTp95.Mean, 1e3*c.TTFTp99.Mean, 1e3*c.TPOTp50.Mean, 1e3*c.TPOTp95.Mean, c.HitRate.Mean, c.Lost.Mean, c.Spread.Mean)
+		fmt.Fprintf(b, `<tr class="%s"><td>%s<td>%.3f<td>%s<td>%.3f<td>%.3f<td>%.0f<td>%.0f<td>%.0f<td>%.1f<td>%.1f<td>%.2f<td>%.3f<td>%.2f</tr>`, class, html.EscapeString(c.Policy),
+			c.Goodput.Mean, o.halfWidth(c.Goodput), c.Refused.Mean, c.Long.Mean, 1e3*c.TTFTp50.Mean, 1e3*c.TTFTp95.Mean, 1e3*c.TTFTp99.Mean, 1e3*c.TPOTp50.Mean, 1e3*c.TPOTp95.Mean, c.HitRate.Mean, c.Lost.Mean, c.Spread.Mean)
 	}
 	b.WriteString("</table>")
 }

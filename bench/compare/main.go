@@ -48,7 +48,7 @@ func Main(args []string, stdout, stderr io.Writer) int {
 	fs.SetOutput(stderr)
 	var o Options
 	scenarios := fs.String("scenarios", "", "some of: "+strings.Join(names(Suite()), ", ")+" (default all)")
-	policies := fs.String("policies", "", "policies, separated by commas; the first is what the others are compared with; penstock, penstock_nohold, penstock_nolearn, or a policy's name, with +hold for Penstock's admission (default all)")
+	policies := fs.String("policies", "", "policies, separated by commas; the first is what the others are compared with; of "+strings.Join(policyFlags(), ", ")+"; +hold behind one of another router gives it Penstock's admission (default all)")
 	fs.IntVar(&o.Seeds, "seeds", 3, "seeds per cell")
 	fs.BoolVar(&o.Tuning, "tuning", false, "use the seeds that the policy was tuned on (1, 2, ...) instead of the held-out ones (1001, 1002, ...)")
 	fs.Float64Var(&o.Scale, "scale", 1, "length of the runs")
@@ -264,7 +264,7 @@ func SimMain(args []string, stdout, stderr io.Writer) int {
 	fs.SetOutput(stderr)
 	var e Env
 	scenario := fs.String("scenario", "near_saturation", "one of: "+strings.Join(names(Suite()), ", "))
-	policy := fs.String("policy", "penstock", "penstock, penstock_nohold, penstock_nolearn, or a policy's name (with +hold for Penstock's admission)")
+	policy := fs.String("policy", "penstock", "one of: "+strings.Join(policyFlags(), ", ")+"; +hold behind one of another router gives it Penstock's admission")
 	seed := fs.Uint64("seed", 1, "seed")
 	scale := fs.Float64("scale", 1, "length of the run")
 	bin := fs.Float64("timeline", 0, "width of timeline bins, s (0 = none)")

@@ -12,6 +12,7 @@ import (
 	"github.com/penstock/penstock/bench/model"
 	"github.com/penstock/penstock/bench/sim"
 	"github.com/penstock/penstock/bench/workload"
+	"github.com/penstock/penstock/scorer"
 )
 
 // Scenario is one situation of the suite.
@@ -198,6 +199,7 @@ var errNoTraces = fmt.Errorf("no folder of traces was given (--traces)")
 // Policy is one column of the comparison.
 type Policy struct {
 	Name string            // as in tables
+	Flag string            // as --policies has it; "" = as in tables
 	Core string            // scorer's name
 	Hold bool              // with Penstock's admission (hold, shed, late binding); else places at once, as its makers' router does
 	Flat bool              // keeps the profile's coefficients: nothing is learned
@@ -211,12 +213,27 @@ const NoLearn = "penstock, not learning"
 // DefaultPolicies are ours in full, ours without admission, and all others as
 // they are shipped: without admission.
 func DefaultPolicies() []Policy {
-	out := []Policy{{Name: "penstock", Core: "work", Hold: true}, {Name: "penstock, no admission", Core: "work"},
-		{Name: NoLearn, Core: "work", Hold: true, Flat: true}}
+	out := []Policy{{Name: "penstock", Core: "work", Hold: true}, {Name: "penstock, no admission", Flag: "penstock_nohold", Core: "work"},
+		{Name: NoLearn, Flag: "penstock_nolearn", Core: "work", Hold: true, Flat: true}}
 	for _, n := range []string{"round_robin", "random", "power_of_two", "least_requests", "llmd", "llmd_sticky", "sglang_cache_aware", "bounded_hash", "dynamo", "lmetric", "preble"} {
 		out = append(out, Policy{Name: n, Core: n})
 	}
 	return out
+}
+
+func (p *Policy) flag() string {
+	if p.Flag != "" {
+		return p.Flag
+	}
+	return p.Name
+}
+
+// policyFlags lists the names that ParsePolicies takes, +hold apart.
+func policyFlags() (names []string) {
+	for _, p := range DefaultPolicies() {
+		names = append(names, p.flag())
+	}
+	return names
 }
 
 // ParsePolicies reads names separated by commas; "+hold" behind one gives it
@@ -230,18 +247,13 @@ func ParsePolicies(s string) ([]Policy, error) {
 		}
 		core, hold := strings.CutSuffix(n, "+hold")
 		p := Policy{Name: n, Core: core, Hold: hold}
-		if n == "penstock" {
-			p = DefaultPolicies()[0]
+		for _, d := range DefaultPolicies() {
+			if n == d.flag() {
+				p = d
+			}
 		}
-		if n == "penstock_nohold" {
-			p = DefaultPolicies()[1]
-		}
-		if n == "penstock_nolearn" {
-			p = DefaultPolicies()[2]
-		}
-		cfg := admission.Config{Policy: p.Core}
-		if err := cfg.Validate(); err != nil {
-			return nil, err
+		if !slices.Contains(scorer.Names(), p.Core) {
+			return nil, fmt.Errorf("policy: %q is not known (known: %s; +hold behind one of another router gives it Penstock's admission)", n, strings.Join(policyFlags(), ", "))
 		}
 		out = append(out, p)
 	}
