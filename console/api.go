@@ -196,7 +196,7 @@ type profileJSON struct {
 	MaxSeqs     int    `json:"max_seqs"`
 	MaxBatched  int    `json:"max_batched"`
 	BlockTokens int    `json:"block_tokens"`
-	MaxModelLen int    `json:"max_model_len"`
+	MaxModelLen *int   `json:"max_model_len"` // null = not known
 }
 
 // replicas lists the replicas of one pool, or of all.
@@ -238,7 +238,10 @@ func replicaOf(now float64, pool string, r *Replica) replicaJSON {
 			num(i.ITL), num(i.RatioITL), i.Samples, num(i.HitTrust), i.Blocks}
 	}
 	if f := r.Profile; f != nil {
-		j.Profile = &profileJSON{f.Name, f.KVTokens, f.MaxSeqs, f.MaxBatched, f.BlockTokens, f.MaxModelLen}
+		j.Profile = &profileJSON{f.Name, f.KVTokens, f.MaxSeqs, f.MaxBatched, f.BlockTokens, nil}
+		if n := f.MaxModelLen; n > 0 {
+			j.Profile.MaxModelLen = &n
+		}
 	}
 	return j
 }

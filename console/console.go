@@ -161,13 +161,36 @@ func New(o Options) http.Handler {
 	}
 	static := http.FileServerFS(files)
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
-		if r.Method != http.MethodGet && r.Method != http.MethodHead || r.URL.Path != "/" && !strings.HasPrefix(r.URL.Path, "/console.") {
+		page := r.URL.Path == "/" || strings.HasPrefix(r.URL.Path, "/console.")
+		if page && (r.Method == http.MethodGet || r.Method == http.MethodHead) {
+			static.ServeHTTP(w, r)
+			return
+		}
+		allowed := methods(mux, r)
+		if page {
+			allowed = []string{http.MethodGet, http.MethodHead}
+		}
+		if allowed == nil {
 			fail(w, http.StatusNotFound, "not_found", "no such path on the admin listener: "+r.Method+" "+r.URL.Path)
 			return
 		}
-		static.ServeHTTP(w, r)
+		w.Header().Set("Allow", strings.Join(allowed, ", "))
+		fail(w, http.StatusMethodNotAllowed, "method_not_allowed", r.URL.Path+" is asked with "+strings.Join(allowed, " or ")+", not "+r.Method)
 	})
 	return protect(mux, o.Hosts)
+}
+
+// methods are those by which mux has a pattern of its own for r's path; it
+// would tell itself, were there not the pattern for all that is left.
+func methods(mux *http.ServeMux, r *http.Request) (allowed []string) {
+	for _, m := range []string{http.MethodGet, http.MethodHead, http.MethodPost} {
+		as := r.Clone(r.Context())
+		as.Method = m
+		if _, pattern := mux.Handler(as); pattern != "/" {
+			allowed = append(allowed, m)
+		}
+	}
+	return allowed
 }
 
 func (h *handler) metrics(w http.ResponseWriter, _ *http.Request) {

@@ -226,7 +226,7 @@ func TestDrainByNumberAndByName(t *testing.T) {
 func TestWhatIsNotThereIsTold(t *testing.T) {
 	do := serve(t, sampleRouter())
 	for _, c := range []struct{ method, path string }{
-		{"POST", "/admin/v1/replicas/9/drain"}, {"POST", "/admin/v1/replicas/nobody/undrain"}, {"GET", "/nothing"}, {"POST", "/"},
+		{"POST", "/admin/v1/replicas/9/drain"}, {"POST", "/admin/v1/replicas/nobody/undrain"}, {"GET", "/nothing"}, {"POST", "/nothing"},
 		{"GET", "/page/index.html"}, {"GET", "/admin/v1/"},
 	} {
 		status, _, body := do(c.method, c.path)
@@ -236,6 +236,34 @@ func TestWhatIsNotThereIsTold(t *testing.T) {
 		if status != 404 || e.Code != "not_found" || e.Message == "" || e.Type == "" {
 			t.Errorf("%s %s: %d %s", c.method, c.path, status, body)
 		}
+	}
+}
+
+// A path that is there, asked by the wrong method, is not "no such path".
+func TestAWrongMethodIsToldWhichIsRight(t *testing.T) {
+	h := New(Options{Router: sampleRouter(), Reg: telemetry.New(), Also: map[string]http.HandlerFunc{"POST /admin/v1/reload": func(http.ResponseWriter, *http.Request) {}}})
+	for _, c := range []struct{ method, path, allow string }{
+		{"GET", "/admin/v1/replicas/1/drain", "POST"}, {"DELETE", "/admin/v1/replicas/1/undrain", "POST"}, {"GET", "/admin/v1/reload", "POST"},
+		{"POST", "/admin/v1/replicas", "GET, HEAD"}, {"PUT", "/metrics", "GET, HEAD"}, {"POST", "/", "GET, HEAD"}, {"POST", "/console.js", "GET, HEAD"},
+	} {
+		w := httptest.NewRecorder()
+		r := httptest.NewRequest(c.method, c.path, nil)
+		r.Host = "localhost"
+		h.ServeHTTP(w, r)
+		if w.Code != 405 || w.Header().Get("Allow") != c.allow || !strings.Contains(w.Body.String(), `"code":"method_not_allowed"`) {
+			t.Errorf("%s %s: %d, Allow %q, %s", c.method, c.path, w.Code, w.Header().Get("Allow"), w.Body)
+		}
+	}
+}
+
+// 0 would say that no prompt fits.
+func TestAnUnknownLongestPromptIsNull(t *testing.T) {
+	f := sampleRouter()
+	f.pools[0].Replicas[0].Profile = &fleet.Profile{Name: "h100-8b", MaxModelLen: 131072}
+	f.pools[0].Replicas[1].Profile = &fleet.Profile{Name: "own"}
+	_, _, body := serve(t, f)("GET", "/admin/v1/replicas?pool=p")
+	if strings.Count(body, `"max_model_len":131072`) != 1 || strings.Count(body, `"max_model_len":null`) != 1 {
+		t.Error(body)
 	}
 }
 
