@@ -88,6 +88,9 @@ func TestTheWaitForAnAliassModelEnds(t *testing.T) {
 	if v := g.metric(`penstock_shed_total{reason="no_replica"}`); v != 1 {
 		t.Errorf("counted as shed: %v", v)
 	}
+	if v := g.metric(`penstock_shed_total{reason="none"}`); v != -1 {
+		t.Errorf("a reason that no shed has is on the page: %v", v)
+	}
 	if n := len(r.requests()); n != 0 {
 		t.Errorf("%d requests sent", n)
 	}

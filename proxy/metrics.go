@@ -74,8 +74,9 @@ func newProxyMetrics(reg *telemetry.Registry, p *Proxy) *proxyMetrics {
 	}
 	m.limited = reg.Counter(telemetry.RateLimited)
 	m.storms = reg.Counter(telemetry.RetryStorms)
-	for r := range m.sheds {
-		m.sheds[r] = reg.Counter(telemetry.Sheds, admission.Reason(r).String())
+	m.sheds[admission.ReasonNone] = new(metrics.Counter) // no shed is without a reason: not on the page
+	for r := admission.ReasonNone + 1; int(r) < admission.ReasonCount; r++ {
+		m.sheds[r] = reg.Counter(telemetry.Sheds, r.String())
 	}
 	for ph := range m.cancels {
 		m.cancels[ph] = reg.Counter(telemetry.Cancellations, phaseWords[ph])

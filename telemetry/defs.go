@@ -11,7 +11,7 @@ var (
 		"Time left until the request's deadline when an attempt is sent: first, next."}
 	Failovers = &Def{"penstock_failovers_total", Counter, []string{"reason"},
 		"Attempts abandoned before the answer began and followed by another, by evidence (closed set, see fleet.Evidence)."}
-	Sheds         = &Def{"penstock_shed_total", Counter, []string{"reason"}, "Requests shed, by admission reason (closed set, see admission.Reason)."}
+	Sheds         = &Def{"penstock_shed_total", Counter, []string{"reason"}, "Requests shed, by reason: capacity, queue_full, deadline, no_replica, not_permitted, too_long, exhausted (every replica that could was tried)."}
 	Cancellations = &Def{"penstock_cancellations_total", Counter, []string{"phase"},
 		"Clients that left, by phase: held, headers, first_token, streaming."}
 	InFlight       = &Def{"penstock_requests_in_flight", Gauge, nil, "Requests now inside the router, held ones included."}
