@@ -33,6 +33,9 @@ func (f *flight) logLine(status int, now float64) {
 		zap.Int("attempts", f.attempts),
 		zap.Float64("held_s", round6(f.heldFor)),
 	)
+	if q.unknownClass {
+		fields = append(fields, zap.String("unknown_class", string(q.class[:min(len(q.class), 64)])), zap.String("class", f.p.opt.Classes[q.classIndex].Name))
+	}
 	if ttft, ok := f.ttft(); ok {
 		fields = append(fields, zap.Float64("ttft_predicted_s", round6(f.predicted)), zap.Float64("ttft_s", round6(ttft)))
 	}

@@ -74,6 +74,28 @@ func TestTheAccessLogSaysOnlyWhatIsKnown(t *testing.T) {
 	}
 }
 
+// A slip in X-Request-Class is served, and can be found.
+func TestAnUnknownClassIsCountedAndLogged(t *testing.T) {
+	for header, c := range map[string]struct{ class, unknown any }{
+		"X-Request-Class: bulk":                        {nil, nil},
+		"X-Request-Class: intractiv":                   {"interactive", "intractiv"},
+		"X-Request-Class: " + strings.Repeat("x", 100): {"interactive", strings.Repeat("x", 64)},
+		"X-None: 1": {nil, nil},
+	} {
+		g := newRig(t, []*fakeReplica{newFakeReplica(t, ok)}, func(o *Options, _ *admission.Config) {
+			o.Classes = []ClassOptions{{Name: "interactive"}, {Name: "bulk"}}
+		})
+		a := g.do(chat(plainBody, header))
+		g.settled()
+		eventually(t, "the line is there", func() bool { return len(g.logs.lines(t)) == 1 })
+		l := g.logs.lines(t)[0]
+		counted := g.metric("penstock_unknown_class_total")
+		if a.status != 200 || l["unknown_class"] != c.unknown || l["class"] != c.class || counted != map[bool]float64{true: 1}[c.unknown != nil] {
+			t.Errorf("%s: %d, counted %v, %v", header, a.status, counted, l)
+		}
+	}
+}
+
 // The class's deadline covers the answer; an SDK's read timeout is about the
 // wait for bytes, so it does not cut an answer that runs.
 func TestDeadlinesOfAnAnswerThatRuns(t *testing.T) {

@@ -235,6 +235,9 @@ func (f *flight) setClass() {
 			q.classIndex = max(best, i)
 			return
 		}
+		// A slip is no reason to refuse, but whoever made it must be able to find it.
+		q.unknownClass = true
+		f.p.metrics.unknownClass.Inc()
 	}
 	if f.body.ServiceTier == "flex" {
 		q.classIndex = len(f.p.opt.Classes) - 1

@@ -38,20 +38,21 @@ var (
 // proxyMetrics are the pointers that the data path counts with: no name is
 // looked up for a request that has been seen in kind before.
 type proxyMetrics struct {
-	reg       *telemetry.Registry
-	requests  [wire.KindCount][600]*metrics.Counter
-	outcomes  [outcomeCount]*metrics.Counter
-	failovers [fleet.EvidenceCount]*metrics.Counter
-	sheds     [admission.ReasonCount]*metrics.Counter
-	limited   *metrics.Counter
-	storms    *metrics.Counter
-	cancels   [phaseCount]*metrics.Counter
-	estimated *metrics.Counter
-	deadline  [2]*metrics.PrometheusHistogram // of first attempts, of others
-	wasted    [fleet.EvidenceCount]*metrics.Counter
-	integrity []*metrics.Counter
-	sloMet    *metrics.Counter
-	sloMissed *metrics.Counter
+	reg          *telemetry.Registry
+	requests     [wire.KindCount][600]*metrics.Counter
+	outcomes     [outcomeCount]*metrics.Counter
+	failovers    [fleet.EvidenceCount]*metrics.Counter
+	sheds        [admission.ReasonCount]*metrics.Counter
+	limited      *metrics.Counter
+	storms       *metrics.Counter
+	unknownClass *metrics.Counter
+	cancels      [phaseCount]*metrics.Counter
+	estimated    *metrics.Counter
+	deadline     [2]*metrics.PrometheusHistogram // of first attempts, of others
+	wasted       [fleet.EvidenceCount]*metrics.Counter
+	integrity    []*metrics.Counter
+	sloMet       *metrics.Counter
+	sloMissed    *metrics.Counter
 }
 
 // statuses that the router and vLLM are known to give; others are made when
@@ -74,6 +75,7 @@ func newProxyMetrics(reg *telemetry.Registry, p *Proxy) *proxyMetrics {
 	}
 	m.limited = reg.Counter(telemetry.RateLimited)
 	m.storms = reg.Counter(telemetry.RetryStorms)
+	m.unknownClass = reg.Counter(telemetry.UnknownClass)
 	m.sheds[admission.ReasonNone] = new(metrics.Counter) // no shed is without a reason: not on the page
 	for r := admission.ReasonNone + 1; int(r) < admission.ReasonCount; r++ {
 		m.sheds[r] = reg.Counter(telemetry.Sheds, r.String())

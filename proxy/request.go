@@ -44,7 +44,8 @@ type request struct {
 	timeout  time.Duration
 	retries  int64 // X-Stainless-Retry-Count
 
-	classIndex int
+	classIndex   int
+	unknownClass bool // class names none of the classes
 }
 
 // reset forgets the last request but keeps the memory.

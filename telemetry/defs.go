@@ -65,6 +65,7 @@ var (
 	RecoveryStalled = &Def{"penstock_recovery_probe_stalled", Gauge, []string{"route"}, "1 while ALERT_RECOVERY_PROBE_STALLED holds: the route's primary is well for over 60 s and still has not its full share back."}
 	RetryStorms     = &Def{"penstock_retry_storms_total", Counter, nil, "Repeats refused with ERR_RETRY_STORM_DETECTED."}
 	RateLimited     = &Def{"penstock_rate_limited_total", Counter, nil, "Requests refused by a tenant's own limit (rate or requests at a time)."}
+	UnknownClass    = &Def{"penstock_unknown_class_total", Counter, nil, "Requests whose X-Request-Class names none of the classes; they were served as if it were not there, and their lines in the log have unknown_class."}
 	TenantPlaces    = &Def{"penstock_tenant_requests_in_flight", Gauge, nil, "Requests that tenants' limits count as in the router now, all tenants together."}
 	ServiceRequests = &Def{"penstock_service_requests_total", Counter, []string{"service", "result"}, "Requests to auxiliary services by result: ok, error, refused (breaker open or limit)."}
 	SpansDropped    = &Def{"penstock_spans_dropped_total", Counter, nil, "Spans that the collector did not take, or that found the queue full."}
@@ -78,4 +79,4 @@ var Defs = []*Def{Requests, Outcomes, Attempts, DeadlineLeft, Failovers, Sheds, 
 	TokensIn, TokensCached, TokensOut, TokensWasted, UsageEstimated, Integrity, TTFT, ITL, E2E, HoldTime, PredictRatio, ScalePrefill, ScaleDecode,
 	GoodRequests, ScrapeAge, Scrapes, ScrapeSeconds, Probes,
 	PeerDatagrams, PeerStreams, PeerBytes, PeerMembers, PeerShare, PeerDrift, PeerUnknown, PeerInterval, BuildInfo, ReloadTotal,
-	RouteState, RouteChanges, TierAnswers, TierValidated, RecoveryStalled, RetryStorms, RateLimited, TenantPlaces, ServiceRequests, SpansDropped, CacheBytes, PanicMode}
+	RouteState, RouteChanges, TierAnswers, TierValidated, RecoveryStalled, RetryStorms, RateLimited, UnknownClass, TenantPlaces, ServiceRequests, SpansDropped, CacheBytes, PanicMode}
