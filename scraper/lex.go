@@ -2,7 +2,6 @@ package scraper
 
 import (
 	"bytes"
-	"math"
 	"strconv"
 	"unsafe"
 )
@@ -45,7 +44,7 @@ func number(num []byte) (float64, error) {
 // said".
 func positive(val []byte) float64 {
 	v, err := number(val)
-	if err != nil || !(v > 0) || math.IsInf(v, 1) {
+	if err != nil || !(v > 0 && v <= mostSaid) {
 		return 0
 	}
 	return v

@@ -67,9 +67,13 @@ func (o oracle) values(name string) (out []float64, ms []*dto.Metric) {
 	return out, ms
 }
 
-func good(vs []float64) (sum float64, ok bool) {
+func good(name string, vs []float64) (sum float64, ok bool) {
+	most := 1e15
+	if strings.HasPrefix(name, "num_requests_") {
+		most = 1e7
+	}
 	for _, v := range vs {
-		if math.IsNaN(v) || math.IsInf(v, 0) || v < 0 {
+		if math.IsNaN(v) || v > most || v < 0 {
 			return 0, false
 		}
 		sum += v
@@ -80,7 +84,7 @@ func good(vs []float64) (sum float64, ok bool) {
 func (o oracle) first(none float64, names ...string) float64 {
 	for _, n := range names {
 		vs, _ := o.values(n)
-		if s, ok := good(vs); ok {
+		if s, ok := good(n, vs); ok {
 			return s
 		}
 	}
@@ -91,8 +95,8 @@ func (o oracle) both(as, bs []string) (float64, float64) {
 	for i := range as {
 		av, _ := o.values(as[i])
 		bv, _ := o.values(bs[i])
-		a, aok := good(av)
-		b, bok := good(bv)
+		a, aok := good(as[i], av)
+		b, bok := good(bs[i], bv)
 		if aok && bok {
 			return a, b
 		}
@@ -103,7 +107,7 @@ func (o oracle) both(as, bs []string) (float64, float64) {
 func (o oracle) number(m *dto.Metric, label string) float64 {
 	s := labelOf(m, label)
 	v, err := strconv.ParseFloat(s, 64)
-	if err != nil || strings.ContainsAny(s, "pP_") || !(v > 0) || math.IsInf(v, 0) {
+	if err != nil || strings.ContainsAny(s, "pP_") || !(v > 0) || v > 1e15 {
 		return 0
 	}
 	return v
@@ -144,7 +148,7 @@ func (o oracle) sample() (s fleet.Sample, load bool) {
 	s.Running = o.first(nan, "num_requests_running")
 	s.Waiting = o.first(nan, "num_requests_waiting")
 	if vs, _ := o.values("num_requests_swapped"); len(vs) > 0 {
-		if v, ok := good(vs); ok {
+		if v, ok := good("num_requests_swapped", vs); ok {
 			s.Waiting += v
 		}
 	}
@@ -157,6 +161,9 @@ func (o oracle) sample() (s fleet.Sample, load bool) {
 			s.BlockTokens = bt
 		}
 		c := o.number(m, "num_gpu_blocks") * bt
+		if c > 1e15 {
+			c = 0
+		}
 		if t := o.number(m, "kv_cache_size_tokens"); t > 0 {
 			c, equal = t, false
 		}
@@ -181,7 +188,7 @@ func (o oracle) sample() (s fleet.Sample, load bool) {
 	s.KVUsage = nan
 	for _, n := range []string{"kv_cache_usage_perc", "gpu_cache_usage_perc"} {
 		vs, ms := o.values(n)
-		if _, ok := good(vs); !ok {
+		if _, ok := good(n, vs); !ok {
 			continue
 		}
 		per, count := map[string]float64{}, map[string]float64{}

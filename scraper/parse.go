@@ -18,7 +18,7 @@ var (
 )
 
 // Refused is the set of Sample fields whose values on a page were unusable
-// (NaN, infinite, negative, or a KV-cache use over 1). Such a field is left as
+// (NaN, infinite, negative, far beyond any server, or a KV-cache use over 1). Such a field is left as
 // if the page did not have it; the others stand.
 type Refused uint32
 
@@ -59,9 +59,16 @@ type sum struct {
 	bad bool
 }
 
-func (a *sum) add(v float64) {
+// mostSaid is above what any counter or size can be; mostRequests above what can
+// run or wait at one server. Beyond them a figure is no figure.
+const (
+	mostSaid     = 1e15
+	mostRequests = 1e7
+)
+
+func (a *sum) add(v, most float64) {
 	a.n++
-	if !(v >= 0) || math.IsInf(v, 1) { // !(v >= 0) is true for NaN too
+	if !(v >= 0 && v <= most) { // NaN too
 		a.bad = true
 		return
 	}
@@ -172,8 +179,25 @@ func unwanted(line []byte) bool {
 	return true
 }
 
+// exemplar begins what OpenMetrics may put behind a counter's value.
+var exemplar = []byte(" # {")
+
+// withoutExemplar cuts an exemplar off a line: its labels and value are not the
+// series'. A label's value may look like one, so labels have to be closed before it.
+func withoutExemplar(line []byte) []byte {
+	if bytes.IndexByte(line, '#') < 0 {
+		return line
+	}
+	i := bytes.Index(line, exemplar)
+	if i < 0 || bytes.IndexByte(line[:i], '{') >= 0 && bytes.LastIndexByte(line[:i], '}') < 0 {
+		return line
+	}
+	return line[:i]
+}
+
 // line takes one sample line that begins with "vllm:".
 func (p *page) line(line []byte) error {
+	line = withoutExemplar(line)
 	var labels, rest []byte
 	name := bytes.IndexByte(line, '{')
 	if name < 0 {
@@ -198,7 +222,11 @@ func (p *page) line(line []byte) error {
 	if err != nil {
 		return err
 	}
-	p.sums[fam].add(v)
+	most := mostSaid
+	if fam == famRunning || fam == famWaiting || fam == famSwapped {
+		most = mostRequests
+	}
+	p.sums[fam].add(v, most)
 	switch fam {
 	case famConfig:
 		return p.config(labels)
@@ -229,9 +257,9 @@ func (p *page) gauge(fam family, labels []byte, v float64) error {
 	e.load = true
 	switch fam {
 	case famKV:
-		e.kv.add(v)
+		e.kv.add(v, mostSaid)
 	case famGPUKV:
-		e.gpu.add(v)
+		e.gpu.add(v, mostSaid)
 	}
 	return nil
 }
@@ -263,6 +291,9 @@ func (p *page) config(labels []byte) error {
 		return ErrEngines
 	}
 	e.config, e.tokens, e.blocks = true, tokens, blocks*block
+	if e.blocks > mostSaid {
+		e.blocks = 0
+	}
 	if p.block == 0 {
 		p.block = block
 	}

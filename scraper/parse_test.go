@@ -202,6 +202,7 @@ func TestImpossibleValuesAreRefusedFamilyByFamily(t *testing.T) {
 		{page("1", "2", "+Inf", "9"), RefusedKVUsage},
 		{page("1", "2", "37", "9"), RefusedKVUsage},
 		{page("1", "2", "0.5", "-Inf"), RefusedPromptTokens},
+		{page("1e300", "2e19", "0.5", "1e16"), RefusedRunning | RefusedWaiting | RefusedPromptTokens},
 		{page("NaN", "NaN", "NaN", "NaN"), RefusedRunning | RefusedWaiting | RefusedKVUsage | RefusedPromptTokens},
 	}
 	for _, c := range cases {
@@ -238,10 +239,25 @@ func TestFormsThatTheTextFormatPermits(t *testing.T) {
 		"vllm:num_requests_running{model_name=\"\\\\\\\\\",engine=\"0\"} 80e-1\n",
 		"vllm:num_requests_running{engine=\"0\"} 8.0\r\n",
 		"# HELP x y\r\n\r\nvllm:num_requests_running{engine=\"0\"} 8.0 12\r\n",
+		"vllm:num_requests_running{engine=\"0\",model_name=\"a # {b}\"} 8\n",
+		"vllm:num_requests_running{model_name=\" # {\",engine=\"0\"} 8\n",
+		"vllm:num_requests_running{engine=\"0\"} 8 # {trace_id=\"a\",engine=\"1\"} 0.67 1700000000.123\n# EOF\n",
+		"vllm:num_requests_running 8 # {} 1\n",
 	} {
 		var s fleet.Sample
 		if _, err := Parse([]byte(page), &s); err != nil || s.Running != 8 || s.Engines != 1 {
 			t.Errorf("%q: running %v, engines %d, %v", page, s.Running, s.Engines, err)
+		}
+	}
+}
+
+// A size that no server has counts as not said: it would not fit the accounts.
+func TestAbsurdSizesAreNotSaid(t *testing.T) {
+	for _, labels := range []string{`block_size="16",num_gpu_blocks="1e300"`, `block_size="1e12",num_gpu_blocks="1e12"`, `kv_cache_size_tokens="1e18"`} {
+		var s fleet.Sample
+		page := "vllm:num_requests_running{engine=\"0\"} 8\nvllm:cache_config_info{engine=\"0\"," + labels + "} 1\n"
+		if _, err := Parse([]byte(page), &s); err != nil || !math.IsNaN(s.KVTokens) || s.Running != 8 {
+			t.Errorf("%s: %v KV tokens, %v", labels, s.KVTokens, err)
 		}
 	}
 }
