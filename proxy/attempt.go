@@ -31,7 +31,7 @@ func (f *flight) prepare(t *target) {
 	b := &f.body
 	if w.Arrived == 0 {
 		*w = fleet.Work{Arrived: f.req.arrived, Deadline: f.req.deadline, Class: uint8(f.req.classIndex), Tenant: f.tenantID,
-			MaxOut: b.MaxOut, Seqs: max(1, b.N) * max(1, b.Prompts), Blocks: b.Blocks, Bytes: len(f.req.body),
+			MaxOut: b.MaxOut, Seqs: sequences(b), Blocks: b.Blocks, Bytes: len(f.req.body),
 			ASCII: b.ASCII, Other: b.Other, Whole: !b.Stream, Needs: needs(b)}
 		if !f.req.kind.Generates() {
 			w.MaxOut = 1
@@ -42,6 +42,12 @@ func (f *flight) prepare(t *target) {
 	f.target = t
 	f.prepareRung()
 }
+
+// maxSeqs bounds the answers that one request is counted as: vLLM refuses more,
+// and what one client asks for must not drown the accounts until it has.
+const maxSeqs = 16384
+
+func sequences(b *wire.Body) int { return int(min(float64(b.N)*float64(b.Prompts), maxSeqs)) }
 
 // release returns the place with what the attempt taught.
 func (f *flight) release(r result) {

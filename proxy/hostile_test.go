@@ -91,3 +91,48 @@ func TestATenantThatCannotBeToldApartIsRefused(t *testing.T) {
 	}
 	g.settled()
 }
+
+// A Connection header names what is not to go on. The tenant that a request is
+// counted for is not the client's to take away on the way to the replica.
+func TestAConnectionHeaderDoesNotHideTheTenant(t *testing.T) {
+	r := newFakeReplica(t, ok)
+	g := newRig(t, []*fakeReplica{r})
+	g.do(chat(plainBody, "X-Sandbox-ID: t1", "X-A: 1", "Connection: x-sandbox-id, X-Request-ID, traceparent, Content-Type, X-A"))
+	q := r.requests()
+	if len(q) != 1 || q[0].header("X-Sandbox-ID") != "t1" || q[0].header("X-Request-ID") == "" || q[0].header("Content-Type") == "" || q[0].header("X-A") != "" {
+		t.Errorf("the replica got %+v", q)
+	}
+	g.settled()
+}
+
+// One request that asks for a thousand million answers is refused by the
+// replica. Until then it must not be more in the accounts than a replica takes.
+func TestOneRequestCannotDrownTheAccounts(t *testing.T) {
+	gate := make(chan struct{})
+	r := newFakeReplica(t, func(c *fakeConn) {
+		<-gate
+		ok(c)
+	})
+	g := newRig(t, []*fakeReplica{r})
+	for _, body := range []string{
+		`{"model":"m1","n":1000000000,"messages":[{"role":"user","content":"hi"}]}`,
+		`{"model":"m1","n":9223372036854775807,"prompt":["a","b","c"]}`,
+	} {
+		path := "/v1/chat/completions"
+		if strings.Contains(body, "prompt") {
+			path = "/v1/completions"
+		}
+		before, done := len(r.requests()), make(chan struct{})
+		go func() {
+			defer close(done)
+			g.do(post(path, body))
+		}()
+		eventually(t, "it is at the replica", func() bool { return len(r.requests()) == before+1 })
+		if out := g.replicas()[0].Own.OutTokens; out <= 0 || out > 1e8 {
+			t.Errorf("%.60s: %v tokens to come", body, out)
+		}
+		gate <- struct{}{}
+		<-done
+	}
+	g.settled()
+}

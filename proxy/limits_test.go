@@ -39,6 +39,7 @@ func TestAmbiguousRequestsAreRefused(t *testing.T) {
 		"HTTP/2.0":           "POST /v1/chat/completions HTTP/2.0\r\nHost: r\r\nContent-Length: " + n + "\r\n\r\n" + plainBody,
 		"HTTP/1.2":           "POST /v1/chat/completions HTTP/1.2\r\nHost: r\r\nContent-Length: " + n + "\r\n\r\n" + plainBody,
 		"two hosts":          "POST /v1/chat/completions HTTP/1.1\r\nHost: r\r\nHost: s\r\nContent-Length: " + n + "\r\n\r\n" + plainBody,
+		"two content types":  "POST /v1/audio/transcriptions HTTP/1.1\r\nHost: r\r\nContent-Type: multipart/form-data; boundary=a\r\nContent-Type: multipart/form-data; boundary=b\r\nContent-Length: " + n + "\r\n\r\n" + plainBody,
 		"no host":            "POST /v1/chat/completions HTTP/1.1\r\nContent-Length: " + n + "\r\n\r\n" + plainBody,
 		"host with user":     "POST /v1/chat/completions HTTP/1.1\r\nHost: a@b\r\nContent-Length: " + n + "\r\n\r\n" + plainBody,
 		"URL with user":      "POST http://a@x/v1/chat/completions HTTP/1.1\r\nHost: r\r\nContent-Length: " + n + "\r\n\r\n" + plainBody,

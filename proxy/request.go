@@ -131,7 +131,7 @@ func (f *flight) loadHeaders(raw []byte) *wire.Error {
 	r := &f.req
 	var bad *wire.Error
 	var connection, forwardedFor, trace []byte
-	var cl, te, hosts, tenants int
+	var cl, te, hosts, tenants, types int
 	for rest := raw; len(rest) > 0; {
 		line, next, ok := nextLine(rest)
 		if !ok {
@@ -170,6 +170,10 @@ func (f *flight) loadHeaders(raw []byte) *wire.Error {
 				connection = append(append(append([]byte(nil), connection...), ','), value...)
 			}
 		case hContentType:
+			if types++; types > 1 && string(r.ctype) != string(value) {
+				// The body of a form is read by it, here and at the replica.
+				bad = badRequest("there are two different Content-Type headers")
+			}
 			r.ctype = append(r.ctype[:0], value...)
 			r.headers = appendLine(r.headers, name, value)
 		case hCredential:
@@ -224,7 +228,7 @@ func (f *flight) loadHeaders(raw []byte) *wire.Error {
 		return wire.NewError(wire.CodeInvalidRequest, "%s has to be given once and be at most %d bytes long", f.p.opt.TenantHeader, maxTenant)
 	}
 	if len(connection) > 0 {
-		r.headers = dropNamed(r.headers, connection)
+		r.headers = f.dropNamed(r.headers, connection)
 	}
 	return nil
 }
@@ -322,13 +326,13 @@ func appendLine(dst, name, value []byte) []byte {
 
 // dropNamed takes out of a block of lines those that a Connection header
 // names. Framing is rebuilt by the router and so is never in the block.
-func dropNamed(block, connection []byte) []byte {
+func (f *flight) dropNamed(block, connection []byte) []byte {
 	out := block[:0]
 	for rest := block; len(rest) > 0; {
 		i := bytes.IndexByte(rest, '\n') + 1
 		line := rest[:i]
 		rest = rest[i:]
-		if c := bytes.IndexByte(line, ':'); c > 0 && named(connection, line[:c]) && classifyKept(line[:c]) {
+		if c := bytes.IndexByte(line, ':'); c > 0 && named(connection, line[:c]) && f.droppable(line[:c]) {
 			continue
 		}
 		out = append(out, line...)
@@ -336,11 +340,11 @@ func dropNamed(block, connection []byte) []byte {
 	return out
 }
 
-// classifyKept tells whether a Connection header may take the header away:
-// not what the router itself puts there.
-func classifyKept(name []byte) bool {
-	switch classify(name) {
-	case hForwardedFor, hTraceparent, hContentType:
+// droppable tells whether a Connection header may take the header away: not
+// what the router itself puts there, nor the tenant that it counts the request for.
+func (f *flight) droppable(name []byte) bool {
+	switch f.headerOf(name) {
+	case hForwardedFor, hTraceparent, hContentType, hTenant:
 		return false
 	}
 	return true
