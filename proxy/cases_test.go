@@ -27,7 +27,7 @@ func TestMidStreamFailureEndsInOneErrorEvent(t *testing.T) {
 		end  func(c *fakeConn)
 		got  string // payload before the error event
 	}{
-		{"reset", func(c *fakeConn) { time.Sleep(20 * time.Millisecond); c.rst() }, first3},
+		{"reset", func(c *fakeConn) { c.rst() }, first3},
 		{"fin", func(c *fakeConn) { c.fin() }, first3},
 		{"inside a line", func(c *fakeConn) { c.chunk(`data: {"id":"c","cho`); c.fin() }, first3 + `data: {"id":"c","cho` + "\n\n"},
 		{"inside a chunk", func(c *fakeConn) { c.send("50\r\ndata: {\"id\""); c.fin() }, first3 + `data: {"id"` + "\n\n"},
@@ -44,17 +44,21 @@ func TestMidStreamFailureEndsInOneErrorEvent(t *testing.T) {
 		{"broken framing", func(c *fakeConn) { c.send("zz\r\n"); c.waitClose() }, first3},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
+			begun := make(chan struct{})
 			h := func(c *fakeConn) {
 				c.sseHead()
 				for i := 1; i <= 3; i++ {
 					c.chunk(frameD(i))
-					time.Sleep(5 * time.Millisecond)
 				}
+				<-begun
 				tc.end(c)
 			}
 			r1, r2 := newFakeReplica(t, h), newFakeReplica(t, h)
 			g := newRig(t, []*fakeReplica{r1, r2})
-			a := g.do(chat(sseBody))
+			got := make(chan answer, 1)
+			go func() { got <- g.do(chat(sseBody)) }()
+			g.streaming(begun)
+			a := <-got
 			rest, found := strings.CutPrefix(a.body, tc.got)
 			if !found || !strings.HasPrefix(rest, `data: {"error":{"message":`) || !strings.HasSuffix(rest, "}}\n\n") ||
 				strings.Count(rest, "data:") != 1 || !strings.Contains(rest, `"code":"upstream_stream_failed"`) {

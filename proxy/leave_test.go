@@ -129,6 +129,13 @@ func (g *rig) inPhase(ph phase) bool {
 	return false
 }
 
+// streaming waits until a stream has begun, and lets its replica go on.
+func (g *rig) streaming(begun chan<- struct{}) {
+	g.t.Helper()
+	defer close(begun) // also when it never does: the replica's end waits for its handler
+	eventually(g.t, "the stream begun", func() bool { return g.inPhase(phaseStreaming) })
+}
+
 // A held request whose client leaves gives its place in the queue back.
 func TestHeldClientLeaves(t *testing.T) {
 	release := make(chan struct{})
