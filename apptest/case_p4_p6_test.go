@@ -9,6 +9,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/penstock/penstock/internal/freeport"
 )
 
 // shortWaits makes a replica that never answers cost 2 s, as the cases ask.
@@ -20,7 +22,7 @@ const someWaits = "timeouts: {first_token: 6s, answer: 6s}\n"
 
 // refusing returns the URL of a port where nothing listens.
 func refusing(t *testing.T) string {
-	return fmt.Sprintf("http://127.0.0.1:%d", freePort(t))
+	return "http://" + freeport.Addr(t)
 }
 
 // TestCaseP4FailoverBeforeFirstByte: whatever is wrong with one replica before

@@ -11,6 +11,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/penstock/penstock/internal/freeport"
 )
 
 // call is one inference request as it came to a replica.
@@ -47,7 +49,7 @@ type peerClose struct {
 // page, the one model m1.
 type mockOpts struct {
 	Handle    func(*conn)
-	Addr      string // default: a free loopback port
+	Addr      string // default: a loopback port that is kept until the test ends
 	Models    []string
 	Metrics   func() string
 	Health    func() int
@@ -74,7 +76,7 @@ type mock struct {
 func newMock(t testing.TB, o mockOpts) *mock {
 	t.Helper()
 	if o.Addr == "" {
-		o.Addr = "127.0.0.1:0"
+		o.Addr = freeport.Addr(t) // the test's own: while it is stopped nobody else answers there, and it can come back
 	}
 	ln, err := net.Listen("tcp", o.Addr)
 	if err != nil {

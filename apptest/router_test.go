@@ -6,7 +6,6 @@ import (
 	"flag"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -16,10 +15,11 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/penstock/penstock/internal/freeport"
 )
 
 // binary is the penstock that TestMain built, or PENSTOCK_BIN.
@@ -50,26 +50,6 @@ func buildAndRun(m *testing.M) int {
 	flag.Parse()
 	flag.Set("test.parallel", strconv.Itoa(max(10, runtime.GOMAXPROCS(0))))
 	return m.Run()
-}
-
-// nextPort walks a range below the ephemeral ports, so that an outgoing
-// connection of another test never holds a port that a router is about to bind.
-var nextPort atomic.Int64
-
-func init() { nextPort.Store(int64(20000 + os.Getpid()%200*40)) }
-
-func freePort(t testing.TB) int {
-	t.Helper()
-	for range 2000 {
-		p := 20000 + int(nextPort.Add(1))%12000
-		ln, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", p))
-		if err == nil {
-			ln.Close()
-			return p
-		}
-	}
-	t.Fatal("no free port")
-	return 0
 }
 
 // logBuffer gathers a process's output; safe for concurrent use.
@@ -173,10 +153,8 @@ func writeFile(t testing.TB, path, text string) {
 
 func launch(t testing.TB, program, config string, args ...string) *router {
 	t.Helper()
-	pub, adm := freePort(t), freePort(t)
-	r := &router{t: t, Config: config, exited: make(chan struct{})}
-	r.Addr = fmt.Sprintf("127.0.0.1:%d", pub)
-	r.URL, r.Admin = "http://"+r.Addr, fmt.Sprintf("http://127.0.0.1:%d", adm)
+	r := &router{t: t, Addr: freeport.Addr(t), Config: config, exited: make(chan struct{})}
+	r.URL, r.Admin = "http://"+r.Addr, "http://"+freeport.Addr(t)
 	r.client = &http.Client{
 		Transport:     &http.Transport{DisableCompression: true, MaxIdleConnsPerHost: 128},
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
