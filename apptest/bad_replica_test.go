@@ -121,15 +121,16 @@ func TestGarbageInStream(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
+			begun := make(gate)
 			u1 := replica(t, func(c *conn) {
 				c.sseHead()
 				c.chunk(frame(1))
-				time.Sleep(20 * time.Millisecond)
+				begun.wait(c)
 				c.send(garbage)
 				c.waitClose(20 * time.Second)
 			})
 			r := start(t, "", u1)
-			a := r.post(chat, reqStream)
+			a := r.postGate(begun, `"t1"`, chat, reqStream)
 			if !bytes.HasPrefix(a.Body, []byte(frame(1))) || bytes.Contains(a.Body, []byte("[DONE]")) {
 				t.Errorf("the client got %q", a.Body)
 			}
@@ -145,15 +146,16 @@ func TestGarbageInStream(t *testing.T) {
 // when the replica died inside a line.
 func TestErrorEventAfterPartialLine(t *testing.T) {
 	t.Parallel()
+	begun := make(gate)
 	u1 := replica(t, func(c *conn) {
 		c.sseHead()
 		c.chunk(frame(1))
+		begun.wait(c)
 		c.chunk(`data: {"id":"c","cho`)
-		time.Sleep(30 * time.Millisecond)
 		c.close()
 	})
 	r := start(t, "", u1)
-	a := r.post(chat, reqStream)
+	a := r.postGate(begun, `"t1"`, chat, reqStream)
 	events := bytes.Split(bytes.TrimRight(a.Body, "\n"), []byte("\n\n"))
 	last := events[len(events)-1]
 	if !bytes.HasPrefix(last, []byte(`data: {"error":{`)) || bytes.Contains(last, []byte("\n")) {

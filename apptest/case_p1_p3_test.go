@@ -111,26 +111,28 @@ func TestCaseP1HalfCloseNeverHangs(t *testing.T) {
 func TestCaseP2ReplicaDiesMidStream(t *testing.T) {
 	t.Parallel()
 	three := frame(1) + frame(2) + frame(3)
-	send3 := func(c *conn) {
+	send3 := func(c *conn, begun gate) {
 		c.sseHead()
 		for i := 1; i <= 3; i++ {
 			c.chunk(frame(i))
-			time.Sleep(30 * time.Millisecond)
 		}
+		begun.wait(c)
 	}
 	for name, v := range map[string]struct {
-		handle func(*conn)
-		sent   string
+		end  func(*conn)
+		sent string
 	}{
-		"reset":         {func(c *conn) { send3(c); c.rst() }, three},
-		"close":         {func(c *conn) { send3(c); c.close() }, three},
-		"inside a line": {func(c *conn) { send3(c); c.chunk(`data: {"id":"c","cho`); time.Sleep(30 * time.Millisecond); c.rst() }, three},
+		"reset":         {(*conn).rst, three},
+		"close":         {(*conn).close, three},
+		"inside a line": {func(c *conn) { c.chunk(`data: {"id":"c","cho`); c.rst() }, three},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			u1, u2 := replica(t, v.handle), replica(t, v.handle)
+			begun := make(gate)
+			handle := func(c *conn) { send3(c, begun); v.end(c) }
+			u1, u2 := replica(t, handle), replica(t, handle)
 			r := start(t, "", u1, u2)
-			a := r.post(chat, reqStream)
+			a := r.postGate(begun, `"t3"`, chat, reqStream)
 			if !bytes.HasPrefix(a.Body, []byte(v.sent)) {
 				t.Errorf("what came before the cut is not byte-exact: %q", a.Body)
 			}
@@ -228,15 +230,16 @@ func TestCaseP2HealthyControls(t *testing.T) {
 // not taken for a whole answer.
 func TestTruncatedStreamIsCounted(t *testing.T) {
 	t.Parallel()
+	begun := make(gate)
 	u1 := replica(t, func(c *conn) {
 		c.sseHead()
 		c.chunk(frame(1))
-		time.Sleep(50 * time.Millisecond) // so that it began; else the router may well try another replica
+		begun.wait(c) // else the router may well try another replica
 		c.chunk(frame(2))
 		c.end()
 	})
 	r := start(t, "", u1)
-	a := r.post(chat, reqStream)
+	a := r.postGate(begun, `"t1"`, chat, reqStream)
 	if !bytes.HasPrefix(a.Body, []byte(frame(1)+frame(2))) || bytes.Contains(a.Body, []byte("[DONE]")) {
 		t.Errorf("the client got %q", a.Body)
 	}

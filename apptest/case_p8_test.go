@@ -133,15 +133,16 @@ func TestCaseP8CutStream(t *testing.T) {
 	t.Parallel()
 	t.Run("the replica resets", func(t *testing.T) {
 		t.Parallel()
+		begun := make(gate)
 		u1 := replica(t, func(c *conn) {
 			c.sseHead()
 			c.chunk(frame(1))
 			c.chunk(frame(2))
-			time.Sleep(100 * time.Millisecond) // or the reset overtakes them
+			begun.wait(c)
 			c.rst()
 		})
 		r := start(t, "", u1)
-		a := r.post(chat, reqStream)
+		a := r.postGate(begun, `"t2"`, chat, reqStream)
 		if code, ok := errorEvent(a.Body); !ok || code != "upstream_stream_failed" {
 			t.Errorf("the stream ended with %q", a.Body)
 		}

@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 )
@@ -33,8 +34,42 @@ func (r *router) post(path, body string, hdr ...string) answer {
 	return a
 }
 
+// gate lets a replica go on when the client has what was sent so far. A fixed
+// wait would not do: a router that stood still meanwhile reads what came before
+// and after it at once, and then no answer has begun yet.
+type gate chan struct{}
+
+// wait is the replica's.
+func (g gate) wait(c *conn) {
+	select {
+	case <-g:
+	case <-time.After(time.Minute): // the client got nothing, and its test fails
+		c.close()
+	}
+}
+
+// postGate is post; it opens g when mark has come.
+func (r *router) postGate(g gate, mark, path, body string) answer {
+	r.t.Helper()
+	open := sync.OnceFunc(func() { close(g) })
+	a, err := r.ask(context.Background(), func(got []byte) {
+		if bytes.Contains(got, []byte(mark)) {
+			open()
+		}
+	}, path, body)
+	if err != nil {
+		r.t.Errorf("POST %s: %v", path, err)
+	}
+	return a
+}
+
 // try is post for a request that may fail.
 func (r *router) try(ctx context.Context, path, body string, hdr ...string) (answer, error) {
+	return r.ask(ctx, func([]byte) {}, path, body, hdr...)
+}
+
+// ask is try; seen is given all of the body that came, whenever more did.
+func (r *router) ask(ctx context.Context, seen func(got []byte), path, body string, hdr ...string) (answer, error) {
 	ctx, cancel := context.WithTimeout(ctx, 60*time.Second) // a hang has to fail, not stop the suite
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, "POST", r.URL+path, strings.NewReader(body))
@@ -52,7 +87,16 @@ func (r *router) try(ctx context.Context, path, body string, hdr ...string) (ans
 	}
 	defer resp.Body.Close()
 	a := answer{Status: resp.StatusCode, Header: resp.Header}
-	a.Body, a.ReadErr = io.ReadAll(resp.Body)
+	buf := make([]byte, 32<<10)
+	for a.ReadErr == nil {
+		var n int
+		n, a.ReadErr = resp.Body.Read(buf)
+		a.Body = append(a.Body, buf[:n]...)
+		seen(a.Body)
+	}
+	if a.ReadErr == io.EOF {
+		a.ReadErr = nil
+	}
 	a.Took = time.Since(t0)
 	return a, nil
 }
