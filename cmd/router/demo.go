@@ -97,7 +97,7 @@ func (o *demoOptions) run(ctx context.Context, stdout io.Writer) error {
 	}
 	src.Set = append(src.Set, []config.Setting{{Flag: "--listen", Path: "listen", Value: o.listen}, {Flag: "--admin", Path: "admin", Value: o.admin},
 		{Path: "log.level", Value: level}, {Path: "log.format", Value: "console"}, {Path: "forward.show_replica", Value: "true"},
-		{Path: "timeouts.drain_delay", Value: "0s"}, {Path: "timeouts.drain_timeout", Value: "3s"}}...)
+		{Path: "timeouts.drain_delay", Value: "0s"}, {Path: "timeouts.drain_timeout", Value: demoDrain.String()}}...)
 	cfg, err := load(src)
 	if err != nil {
 		return err
@@ -126,28 +126,8 @@ func (o *demoOptions) run(ctx context.Context, stdout io.Writer) error {
 		wg.Go(func() { t.run(tctx) })
 		wg.Go(func() { t.report(tctx, stdout) })
 	}
-	// The traffic ends first, so that nothing of it is in the drain.
 	one := make(chan os.Signal, 4)
-	wg.Go(func() {
-		select {
-		case s := <-signals:
-			fmt.Fprintln(stdout, "\nending")
-			stop()
-			one <- s
-			for {
-				select {
-				case s = <-signals:
-					one <- s
-				case <-time.After(10 * time.Second):
-					return
-				case <-a.ended:
-					return
-				}
-			}
-		case <-ctx.Done():
-		case <-a.ended:
-		}
-	})
+	wg.Go(func() { demoEnd(ctx, a, signals, one, stop, stdout) })
 	code := a.run(ctx, one)
 	stop()
 	wg.Wait()
@@ -155,6 +135,36 @@ func (o *demoOptions) run(ctx context.Context, stdout io.Writer) error {
 		return errors.New("a listener failed")
 	}
 	return nil
+}
+
+// demoDrain is how long requests that others sent to the demo are answered yet
+// when it ends.
+const demoDrain = 3 * time.Second
+
+// demoEnd passes signals on to a's run. The own traffic is stopped first, so
+// that nothing of it is in the drain.
+func demoEnd(ctx context.Context, a *app, signals <-chan os.Signal, to chan<- os.Signal, stopTraffic func(), stdout io.Writer) {
+	select {
+	case s := <-signals:
+		fmt.Fprintf(stdout, "\nending; what you have sent is answered for %s more at most, Ctrl-C again ends now\n", demoDrain)
+		stopTraffic()
+		to <- s
+	case <-ctx.Done():
+		return
+	case <-a.ended:
+		return
+	}
+	for {
+		select {
+		case s := <-signals:
+			select {
+			case to <- s:
+			default: // nobody looks at a fifth one
+			}
+		case <-a.ended:
+			return
+		}
+	}
 }
 
 // freeOr returns want, or def when want is not given, or a free port when

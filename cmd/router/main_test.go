@@ -61,10 +61,16 @@ type process struct {
 
 func startServe(t *testing.T, args ...string) *process {
 	t.Helper()
+	return start(t, "serve", append([]string{"--timeouts.drain_delay=0s"}, args...)...)
+}
+
+// start runs a subcommand that is a router.
+func start(t *testing.T, name string, args ...string) *process {
+	t.Helper()
 	p := &process{t: t, done: make(chan struct{})}
 	api, admin := freeport.Addr(t), freeport.Addr(t)
 	p.api, p.admin = "http://"+api, "http://"+admin
-	p.cmd = exec.Command(os.Args[0], append([]string{"serve", "--listen", api, "--admin", admin, "--timeouts.drain_delay=0s"}, args...)...)
+	p.cmd = exec.Command(os.Args[0], append([]string{name, "--listen", api, "--admin", admin}, args...)...)
 	p.cmd.Env = append(os.Environ(), "PENSTOCK_TEST_MAIN=1")
 	p.cmd.Stdout, p.cmd.Stderr = &p.log, &p.log
 	if err := p.cmd.Start(); err != nil {
@@ -322,6 +328,31 @@ func TestReload(t *testing.T) {
 		t.Errorf("reload by the admin API: %d %s", resp.StatusCode, body)
 	}
 	p.stop()
+}
+
+// The demo says what it waits for at its end, and does not wait for it on and
+// on: the answer here would take minutes.
+func TestTheDemoEnds(t *testing.T) {
+	p := start(t, "demo", "--rate", "0", "--replicas", "1")
+	p.until("ready", p.ready)
+	resp, err := http.Post(p.api+"/v1/chat/completions", "application/json", strings.NewReader(
+		fmt.Sprintf(`{"model":%q,"stream":true,"max_tokens":20000,"messages":[{"role":"user","content":"one two three"}]}`, demoModel)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	p.signal(syscall.SIGINT)
+	select {
+	case <-p.done:
+	case <-time.After(time.Minute):
+		t.Fatal("it waits on and on")
+	}
+	if !strings.Contains(p.log.String(), "ending; what you have sent is answered for 3s more at most") {
+		t.Error("it does not say what it waited for")
+	}
+	if code := p.cmd.ProcessState.ExitCode(); code != 0 {
+		t.Errorf("exit status %d", code)
+	}
 }
 
 func TestATakenPortIsNamed(t *testing.T) {
