@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
@@ -15,12 +16,14 @@ import (
 
 	"github.com/penstock/penstock/bench/replica"
 	"github.com/penstock/penstock/bench/workload"
+	"github.com/penstock/penstock/internal/freeport"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 func target(t *testing.T, o replica.Options) *replica.Server {
 	t.Helper()
+	o.Listen = freeport.Addr(t) // one that is killed stays refused
 	s, err := replica.Start(o)
 	if err != nil {
 		t.Fatal(err)
@@ -78,8 +81,12 @@ func TestWholeAnswersAndClosedLoop(t *testing.T) {
 // Times count from the intended send: a server that stops for a while makes
 // every request of that while late, not only the ones that were out.
 func TestNoCoordinatedOmission(t *testing.T) {
-	s := target(t, replica.Options{Speed: 20})
-	_ = s.Fault(replica.Fault{Mode: replica.Freeze, For: 700 * time.Millisecond})
+	var s *replica.Server
+	var first sync.Once
+	s = target(t, replica.Options{Speed: 20, OnRequest: func(string, http.Header, []byte) {
+		// From the first request on, however long the load takes to begin.
+		first.Do(func() { _ = s.Fault(replica.Fault{Mode: replica.Freeze, For: 700 * time.Millisecond}) })
+	}})
 	o := small(s.URL())
 	o.Spec.Arrival = workload.Constant
 	rep, err := Run(context.Background(), o)
