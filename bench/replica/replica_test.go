@@ -21,6 +21,8 @@ import (
 	"github.com/prometheus/common/expfmt"
 	"github.com/prometheus/common/model"
 	"go.uber.org/goleak"
+
+	"github.com/penstock/penstock/internal/freeport"
 )
 
 func TestMain(m *testing.M) {
@@ -346,7 +348,7 @@ func hold(t *testing.T, s *Server) (net.Conn, *bufio.Reader) {
 }
 
 func TestDrainAndAbortAndKill(t *testing.T) {
-	s := start(t, Options{})
+	s := start(t, Options{Listen: freeport.Addr(t)}) // while it is dead nobody else answers there
 	_, br := hold(t, s)
 	_ = s.Fault(Fault{Mode: Drain})
 	if code, b, _, _ := post(t, s, "/v1/completions", `{"prompt":"x","max_tokens":1}`); code != 500 || !strings.Contains(b, "cannot schedule new futures after shutdown") {
@@ -417,7 +419,7 @@ func TestQueueFullIs503(t *testing.T) {
 }
 
 func TestKeepAliveServesAndIdleCloses(t *testing.T) {
-	s := start(t, Options{Speed: 20, IdleClose: 100 * time.Millisecond})
+	s := start(t, Options{Speed: 20, IdleClose: 2 * time.Second}) // not sooner: on a loaded machine the next request takes its time
 	c, err := net.Dial("tcp", s.Addr())
 	if err != nil {
 		t.Fatal(err)
