@@ -78,9 +78,15 @@ func (p *Pool) watch(now float64, r *replica, v *fleet.Replica) {
 		}
 		t = next
 	}
-	if v.Health.State == fleet.StateEjected || v.Health.State == fleet.StateDraining {
+	switch v.Health.State {
+	case fleet.StateEjected:
 		if r.kept { // look again, see keeps
 			r.revoke, p.revoking = true, true
+		}
+		return
+	case fleet.StateDraining:
+		if r.drained || r.gone { // one that says itself that it drains may show nothing meanwhile
+			p.watchLeaving(now, r, v, patience)
 		}
 		return
 	}
@@ -147,6 +153,7 @@ func (p *Pool) Evidence(now float64, id fleet.ID, e fleet.Evidence) {
 func (p *Pool) take(now float64, r *replica, v *fleet.Replica, e fleet.Evidence, retryAfter float64) {
 	if r.drained || r.gone {
 		if e == fleet.EvidenceRefused || e == fleet.EvidenceProbeRefused {
+			v.Health.Reason = e // what runs there has to move, see Revoked
 			r.revoke, p.revoking = true, true
 		}
 		return

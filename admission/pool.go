@@ -215,8 +215,7 @@ func (p *Pool) Remove(now float64, id fleet.ID) {
 		p.discard(r)
 		return
 	}
-	v := &p.view.Replicas[r.i]
-	v.Health.Apply(now, fleet.EvidenceDraining, 0, &p.cfg.Health)
+	p.takeOut(now, r)
 }
 
 // discard forgets a removed replica whose last ticket is done.
@@ -248,7 +247,7 @@ func (p *Pool) Drain(now float64, id fleet.ID, on bool) {
 	p.dirty = true
 	v := &p.view.Replicas[r.i]
 	if on {
-		v.Health.Apply(now, fleet.EvidenceDraining, 0, &p.cfg.Health)
+		p.takeOut(now, r)
 		v.Health.Until = math.Inf(1)
 		return
 	}

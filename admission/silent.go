@@ -75,3 +75,31 @@ func (p *Pool) silentToo(now float64, r *replica, v *fleet.Replica) bool {
 	}
 	return p.hung(now+0.75*p.cfg.HangAfter, r, v, 0)
 }
+
+// takeOut makes a replica that is to leave take nothing more. What is known of
+// its silence stays known.
+func (p *Pool) takeOut(now float64, r *replica) {
+	h := &p.view.Replicas[r.i].Health
+	was := *h
+	h.Apply(now, fleet.EvidenceDraining, 0, &p.cfg.Health)
+	switch {
+	case was.State == fleet.StateEjected && silence(was.Reason):
+		h.Reason = was.Reason
+	case r.gone:
+		r.moving = false // its pages are not read any more
+	}
+}
+
+// watchLeaving looks at a replica that takes nothing more. What runs there may
+// end there, unless the replica hangs: then its requests go elsewhere, as they
+// do from any other.
+func (p *Pool) watchLeaving(now float64, r *replica, v *fleet.Replica, patience float64) {
+	switch {
+	case p.hung(now, r, v, patience):
+		v.Health.Reason = fleet.EvidenceStalled
+		r.revoke, p.revoking = true, true
+	case silence(v.Health.Reason): // it goes on
+		v.Health.Reason, r.kept = fleet.EvidenceDraining, false
+		r.moving = r.moving && !r.gone
+	}
+}
