@@ -17,7 +17,7 @@ func (f *flight) logLine(status int, now float64) {
 	if f.replica != nil {
 		replicaName = f.replica.spec.Name
 	}
-	var room [24]zap.Field
+	var room [28]zap.Field
 	fields := append(room[:0],
 		zap.String("request_id", string(q.id)),
 		zap.String("trace_id", string(q.trace[3:35])),
@@ -35,6 +35,14 @@ func (f *flight) logLine(status int, now float64) {
 	)
 	if q.unknownClass {
 		fields = append(fields, zap.String("unknown_class", string(q.class[:min(len(q.class), 64)])), zap.String("class", f.p.opt.Classes[q.classIndex].Name))
+	}
+	if c := &f.climb; c.lr != nil {
+		if fields = append(fields, zap.Int("tier", c.tier)); c.tier > 0 {
+			fields = append(fields, zap.String("degraded_reason", c.reason), zap.String("degraded_kind", c.kind))
+		}
+		if c.trial {
+			fields = append(fields, zap.Bool("trial", true))
+		}
 	}
 	if ttft, ok := f.ttft(); ok {
 		fields = append(fields, zap.Float64("ttft_predicted_s", round6(f.predicted)), zap.Float64("ttft_s", round6(ttft)))

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/admission"
+	"github.com/penstock/penstock/ladder"
 )
 
 // lines are the access lines so far, decoded.
@@ -71,6 +72,40 @@ func TestTheAccessLogSaysOnlyWhatIsKnown(t *testing.T) {
 				t.Log(l)
 			}
 		})
+	}
+}
+
+// The line of a request whose model has a route tells the tier that answered, and of a lower one why.
+func TestTheAccessLogTellsTheTier(t *testing.T) {
+	for name, c := range map[string]struct {
+		request string
+		primary func(c *fakeConn)
+		has     map[string]any
+		hasNot  string
+	}{
+		"primary":        {chatBody, ok, map[string]any{"tier": 0.0}, "degraded_reason degraded_kind trial"},
+		"lower tier":     {chatBody, bad, map[string]any{"tier": 2.0, "degraded_reason": "primary_failed", "degraded_kind": "downgraded"}, "trial"},
+		"without ladder": {plainBody, ok, nil, "tier degraded_reason degraded_kind trial"},
+	} {
+		g := climbRig(t, []*fakeReplica{newFakeReplica(t, c.primary)}, []*fakeReplica{newFakeReplica(t, ok)},
+			ladder.Route{Tiers: []ladder.Tier{poolTier("p", 0), poolTier("s", 2)}})
+		a := g.do(chat(c.request))
+		g.settled()
+		eventually(t, "the line is there", func() bool { return len(g.logs.lines(t)) == 1 })
+		l := g.logs.lines(t)[0]
+		for k, v := range c.has {
+			if l[k] != v {
+				t.Errorf("%s: %s is %v, want %v", name, k, l[k], v)
+			}
+		}
+		for _, k := range strings.Fields(c.hasNot) {
+			if v, ok := l[k]; ok {
+				t.Errorf("%s: %s is there: %v", name, k, v)
+			}
+		}
+		if a.status != 200 || t.Failed() {
+			t.Fatal(name, a.status, l)
+		}
 	}
 }
 
