@@ -302,7 +302,7 @@ func (p *Pool) holds(r *replica, w *fleet.Work, context float64) bool {
 	if m := r.maxLen(); m > 0 && context > float64(m) {
 		return false
 	}
-	return !r.sized || promptSlack*float64(w.Prompt)+1 <= float64(r.profile.KVTokens)
+	return !r.sized || promptSlack*float64(w.Prompt-w.OfMedia)+1 <= float64(r.profile.KVTokens)
 }
 
 // maxLen is the longest prompt + output that the replica takes, 0 = not known.
@@ -333,7 +333,7 @@ func (p *Pool) context(w *fleet.Work) float64 {
 			return sure
 		}
 	}
-	return promptSlack*float64(w.Prompt) + 1
+	return promptSlack*float64(w.Prompt-w.OfMedia) + 1
 }
 
 // measure finds the shortest context of all replicas.

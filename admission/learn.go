@@ -443,6 +443,7 @@ func (m *mean) add(x float64) {
 type modelStats struct {
 	out          mean
 	ascii, other float64 // tokens per byte
+	media        mean    // tokens per image, sound or film
 }
 
 // Tokens per byte before anything is learned: about 4 ASCII bytes to a token;
@@ -450,6 +451,7 @@ type modelStats struct {
 const (
 	priorASCII = 0.25
 	priorOther = 0.4
+	mostMedia  = 100_000
 	maxOuts    = 8192 // bound of the table of output lengths
 )
 
@@ -498,11 +500,17 @@ func (p *Pool) learnOut(w *fleet.Work, made float64) {
 // mean squares over the two kinds of bytes).
 func (p *Pool) learnPrompt(w *fleet.Work, tokens int) {
 	a, o := float64(w.ASCII), float64(w.Other)
-	if a+o < 64 {
+	if a+o < 64 && w.Media == 0 {
 		return // a short prompt is mostly its chat template
 	}
 	m := p.model(w.Model)
 	miss := float64(tokens) - (m.ascii*a + m.other*o)
+	if w.Media > 0 {
+		// What the text does not explain is theirs: taken for the text's, a few
+		// images made a text's estimate eight times as large.
+		m.media.add(max(0, min(mostMedia, miss/float64(w.Media))))
+		return
+	}
 	norm := a*a + o*o
 	m.ascii = max(0.02, min(2, m.ascii+0.1*miss*a/norm))
 	m.other = max(0.02, min(2, m.other+0.1*miss*o/norm))
@@ -516,4 +524,18 @@ func (p *Pool) EstimatePrompt(model uint32, ascii, other int) int {
 		a, o = m.ascii, m.other
 	}
 	return max(1, int(a*float64(ascii)+o*float64(other)+0.5))
+}
+
+// EstimateMedia is the expected number of tokens of so many images, sounds and
+// films, by those that the model had; none while it had none. How many an image is
+// depends on its size, so the estimate is no bound.
+func (p *Pool) EstimateMedia(model uint32, parts int) int {
+	if parts <= 0 {
+		return 0
+	}
+	m := p.models[model]
+	if m == nil {
+		return 0
+	}
+	return int(m.media.v*min(float64(parts), 10_000) + 0.5)
 }

@@ -8,7 +8,7 @@ import (
 // A method that changes the pool and is not recorded would make every
 // recording a lie, so each method is known to be one or the other.
 func TestEveryCallThatChangesThePoolIsRecorded(t *testing.T) {
-	reads := map[string]bool{"Config": true, "EstimatePrompt": true, "Free": true, "Held": true, "Hot": true, "Info": true, "NextWake": true, "Proven": true, "Stats": true, "Takeable": true, "View": true, "Costs": true}
+	reads := map[string]bool{"Config": true, "EstimatePrompt": true, "EstimateMedia": true, "Free": true, "Held": true, "Hot": true, "Info": true, "NextWake": true, "Proven": true, "Stats": true, "Takeable": true, "View": true, "Costs": true}
 	pool, rec := reflect.TypeFor[*Pool](), reflect.TypeFor[*Recorder]()
 	seen := map[Op]bool{}
 	r := Record(New(Config{}), func(c *Call) { seen[c.Op] = true })

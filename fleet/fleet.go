@@ -126,6 +126,8 @@ type Work struct {
 	Whole    bool     // the answer comes in one piece: no first content event before its end
 	ASCII    int      // prompt bytes that are ASCII, 0 = not known (EstimatePrompt learns from them)
 	Other    int      // prompt bytes that are not
+	Media    int      // images, sounds and films in the prompt
+	OfMedia  int      // of Prompt: what those are supposed to be
 	Print    uint64   // by which a client that was told to return is known again, 0 = it is not
 	Further  bool     // if no replica of the pool takes it, another pool or a lower tier would
 	Prefer   [2]ID    // the consistent hash's first and second choice for a new prefix, 0 = none (ring)

@@ -32,7 +32,7 @@ func (f *flight) prepare(t *target) {
 	if w.Arrived == 0 {
 		*w = fleet.Work{Arrived: f.req.arrived, Deadline: f.req.deadline, Class: uint8(f.req.classIndex), Tenant: f.tenantID,
 			MaxOut: b.MaxOut, Seqs: sequences(b), Blocks: b.Blocks, Bytes: len(f.req.body),
-			ASCII: b.ASCII, Other: b.Other, Whole: !b.Stream, Needs: needs(b)}
+			ASCII: b.ASCII, Other: b.Other, Media: b.MediaParts, Whole: !b.Stream, Needs: needs(b)}
 		if !f.req.kind.Generates() {
 			w.MaxOut = 1
 		}

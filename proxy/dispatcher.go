@@ -94,8 +94,10 @@ func (pl *pool) admit(f *flight) (d admission.Decision, r *replica) {
 			b.Request(now)
 		}
 	}
-	w.Prompt = pl.core.EstimatePrompt(w.Model, b.ASCII, b.Other) + b.TokenIDs
-	w.Tokens = b.TokensPerBlock(w.Prompt)
+	text := pl.core.EstimatePrompt(w.Model, b.ASCII, b.Other) + b.TokenIDs
+	w.OfMedia = pl.core.EstimateMedia(w.Model, w.Media)
+	w.Prompt = text + w.OfMedia
+	w.Tokens = b.TokensPerBlock(text)
 	d = pl.core.Admit(now, t)
 	switch d.Verdict {
 	case admission.Placed:

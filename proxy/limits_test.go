@@ -342,3 +342,38 @@ func TestDecisionLog(t *testing.T) {
 		t.Errorf("%+v", log)
 	}
 }
+
+// Requests with images, which take far more tokens than their text has, do not
+// make the router refuse text prompts as too long.
+func TestImagesDoNotMakeTextTooLong(t *testing.T) {
+	r := newFakeReplica(t, func(c *fakeConn) {
+		tokens := len(c.req.body) / 4
+		if strings.Contains(string(c.req.body), "image_url") {
+			tokens = 1500
+		}
+		c.json(200, strings.Replace(answerOK, `"prompt_tokens":7`, fmt.Sprintf(`"prompt_tokens":%d`, tokens), 1), "")
+	})
+	g := newRig(t, []*fakeReplica{r})
+	g.p.SetModels(1, []ModelInfo{{ID: "m1", MaxModelLen: 8192}})
+	text := strings.Repeat("lorem ipsum dolor sit amet ", 1000)
+	for range 40 {
+		body := `{"model":"m1","messages":[{"role":"user","content":[{"type":"text","text":"` + text[:200] +
+			`"},{"type":"image_url","image_url":{"url":"data:image/png;base64,` + strings.Repeat("iVBORw0K", 1000) + `"}}]}]}`
+		if a := g.do(chat(body)); a.status != 200 {
+			t.Fatalf("%d %s", a.status, a.body)
+		}
+	}
+	estimate := func(body string) int {
+		if a := g.do(chat(body)); a.status != 200 {
+			t.Errorf("%d %s", a.status, a.body)
+		}
+		return g.p.DecisionLog()[0].Prompt
+	}
+	if n := estimate(`{"model":"m1","messages":[{"role":"user","content":"` + text + `"}]}`); n < 5000 || n > 9000 {
+		t.Errorf("27,000 bytes of text are estimated as %d tokens", n)
+	}
+	if n := estimate(`{"model":"m1","messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"http://a/b.png"}}]}]}`); n < 1200 || n > 1800 {
+		t.Errorf("an image is estimated as %d tokens", n)
+	}
+	g.settled()
+}

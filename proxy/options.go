@@ -41,6 +41,7 @@ type Core interface {
 	Proven(now, since float64, w *fleet.Work) bool
 	View() *fleet.View
 	EstimatePrompt(model uint32, ascii, other int) int
+	EstimateMedia(model uint32, parts int) int
 }
 
 // Budget bounds attempts over requests of a pool (degradation.md, 5). It is

@@ -52,7 +52,7 @@ func (f *flight) rescan() {
 		panic("BUG: a rewritten body is not valid: " + e.Message)
 	}
 	w, b := &f.ticket.Work, &f.body
-	w.MaxOut, w.Needs, w.Blocks, w.Bytes, w.ASCII, w.Other = b.MaxOut, needs(b), b.Blocks, len(f.req.body), b.ASCII, b.Other
+	w.MaxOut, w.Needs, w.Blocks, w.Bytes, w.ASCII, w.Other, w.Media = b.MaxOut, needs(b), b.Blocks, len(f.req.body), b.ASCII, b.Other, b.MediaParts
 }
 
 // needs are the abilities that a request asks of a replica.
