@@ -63,8 +63,7 @@ func (pl *pool) acquire(f *flight) (d admission.Decision, r *replica, ok bool) {
 	began := pl.p.now()
 	for {
 		<-f.wake
-		if d, r, out := pl.woken(f); out {
-			f.heldFor += pl.p.now() - began
+		if d, r, out := pl.woken(f, began); out {
 			pl.metrics.hold.Update(f.heldFor)
 			return d, r, d.Verdict != admission.Held
 		}
@@ -113,14 +112,15 @@ func (pl *pool) admit(f *flight) (d admission.Decision, r *replica) {
 	return d, r
 }
 
-// woken looks why a held request was woken. out is false when for nothing; a
+// woken looks why a request that is held since began was woken. out is false when for nothing; a
 // verdict of Held means that it left the queue undecided, being cancelled.
-func (pl *pool) woken(f *flight) (d admission.Decision, r *replica, out bool) {
+func (pl *pool) woken(f *flight, began float64) (d admission.Decision, r *replica, out bool) {
 	pl.mu.Lock()
 	defer pl.mu.Unlock()
 	now := pl.clock()
 	switch {
 	case f.decided:
+		f.heldFor += now - began
 		d = f.ticket.Decision
 		pl.held--
 		if d.Verdict == admission.Placed {
@@ -131,6 +131,7 @@ func (pl *pool) woken(f *flight) (d admission.Decision, r *replica, out bool) {
 		}
 		pl.record(now, f, d)
 	case f.why() != causeNone:
+		f.heldFor += now - began
 		d.Verdict = admission.Held
 		pl.held--
 		pl.exit(f)

@@ -343,6 +343,42 @@ func TestDecisionLog(t *testing.T) {
 	}
 }
 
+// A decision about a request that was held, placed or shed, tells for how long.
+func TestDecisionLogTellsTheTimeHeld(t *testing.T) {
+	free := make(chan struct{})
+	r := newFakeReplica(t, func(c *fakeConn) { <-free; ok(c) })
+	g := newRig(t, []*fakeReplica{r}, func(o *Options, cfg *admission.Config) {
+		o.Classes = []ClassOptions{{Name: "a"}, {Name: "b"}}
+		cfg.Cap, cfg.MaxHeld, cfg.Classes = 1, 1, []admission.Class{{Name: "a", Wait: 60}, {Name: "b", Wait: 60}}
+	})
+	done, low := make(chan answer, 2), make(chan answer, 1)
+	go func() { done <- g.do(chat(plainBody)) }()
+	eventually(t, "the first at the replica", func() bool { return len(r.requests()) == 1 })
+	go func() { low <- g.do(chat(plainBody, "X-Request-ID: shed", "X-Request-Class: b")) }()
+	eventually(t, "the second held", func() bool { return g.metric(`penstock_held_requests{pool="p"}`) == 1 })
+	go func() { done <- g.do(chat(plainBody, "X-Request-ID: placed")) }()
+	if a := <-low; a.status != 503 { // one may be held: the less important one has to go
+		t.Errorf("%d %s", a.status, a.body)
+	}
+	close(free)
+	<-done
+	<-done
+	for _, id := range []string{"shed", "placed"} {
+		var held, then *DecisionRecord
+		for _, d := range g.p.DecisionLog() {
+			if d.Request == id && d.Verdict == "held" {
+				held = &d
+			} else if d.Request == id {
+				then = &d
+			}
+		}
+		if held == nil || then == nil || then.Verdict != id || held.HeldFor != 0 || then.HeldFor <= 0 || then.HeldFor > then.At-held.At {
+			t.Errorf("%s: held %+v, then %+v", id, held, then)
+		}
+	}
+	g.settled()
+}
+
 // Requests with images, which take far more tokens than their text has, do not
 // make the router refuse text prompts as too long.
 func TestImagesDoNotMakeTextTooLong(t *testing.T) {
