@@ -4,9 +4,11 @@
 package telemetry
 
 import (
+	"bytes"
 	"fmt"
 	"io"
 	"strings"
+	"sync"
 
 	"github.com/VictoriaMetrics/metrics"
 )
@@ -81,5 +83,32 @@ func (r *Registry) Histogram(d *Def, bounds []float64, values ...string) *metric
 // Drop removes one series (a replica that left).
 func (r *Registry) Drop(d *Def, values ...string) { r.set.UnregisterMetric(d.full(values)) }
 
-// Write renders all metrics in Prometheus text format.
-func (r *Registry) Write(w io.Writer) { r.set.WritePrometheus(w) }
+// Write renders all metrics in Prometheus text format. The library leaves the
+// text of # HELP out; it comes from the table.
+func (r *Registry) Write(w io.Writer) {
+	var page, out bytes.Buffer
+	r.set.WritePrometheus(&page)
+	for line := range bytes.Lines(page.Bytes()) {
+		out.Write(line)
+		if name, ok := bytes.CutPrefix(line, []byte("# HELP ")); ok {
+			if help := helpOf()[string(bytes.TrimSpace(name))]; help != "" {
+				out.Truncate(out.Len() - 1)
+				out.WriteByte(' ')
+				_, _ = helpEscapes.WriteString(&out, help)
+				out.WriteByte('\n')
+			}
+		}
+	}
+	_, _ = w.Write(out.Bytes())
+}
+
+var helpEscapes = strings.NewReplacer(`\`, `\\`, "\n", `\n`)
+
+// helpOf is the table's text by the metric's name.
+var helpOf = sync.OnceValue(func() map[string]string {
+	m := map[string]string{}
+	for _, d := range Defs {
+		m[d.Name] = d.Help
+	}
+	return m
+})
