@@ -25,7 +25,7 @@ type Validation struct {
 	Model   string
 	Prompts string        // JSON lines: {"prompt":…,"contains":…} or {"messages":[…],"contains":…}
 	Pass    float64       // share of prompts that have to pass, 0 to 1
-	Every   time.Duration // how often it should be run; at most 24 h counts
+	Every   time.Duration // how often it is to be run; at most 24 h counts
 }
 
 // Key names the validation in the record.
@@ -96,6 +96,12 @@ func (r Record) Why(v *Validation, now time.Time) string {
 		return fmt.Sprintf("did not pass a validation within 24h (the last one at %s)", p.At.UTC().Format(time.RFC3339))
 	}
 	return ""
+}
+
+// Due tells whether v is to be run again: it is out of use, or its last pass is
+// older than v.Every.
+func (r Record) Due(v *Validation, now time.Time) bool {
+	return r.Why(v, now) != "" || now.Sub(r[v.Key()].At) >= v.Every
 }
 
 type prompt struct {

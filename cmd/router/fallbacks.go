@@ -20,6 +20,7 @@ func validateFallbacks(ctx context.Context, args []string, stdout, stderr io.Wri
 	fs := flag.NewFlagSet("validate-fallbacks", flag.ContinueOnError)
 	fs.SetOutput(stderr)
 	timeout := fs.Duration("timeout", time.Minute, "of one prompt; a replica that takes longer is left, and the next one is asked")
+	due := fs.Bool("due", false, "only tiers that are out of use, or whose last pass is older than validate.every: for a timer that runs often")
 	quiet := fs.Bool("quiet", false, "no progress")
 	fs.Usage = func() {
 		fmt.Fprint(stderr, `usage: penstock validate-fallbacks [flags] CONFIG
@@ -27,7 +28,8 @@ func validateFallbacks(ctx context.Context, args []string, stdout, stderr io.Wri
 Tries every fallback tier that is a smaller model with its prompts, on one of its replicas, and records the result
 in state_dir. A tier is used while its last result is a pass of the last 24 h; a fail takes it out of use at once,
 in a running router too. Where no replica answers there is no result, and the last one stays as it was. penstock
-check refuses a tier that may not be used. Exit status 0 when all passed. Nothing runs this by itself: use a timer.
+check refuses a tier that may not be used. Exit status 0 when all passed. Nothing runs this by itself: use a timer,
+with --due an hourly one.
 
 The file of prompts (validate.prompts) has one JSON object a line: {"prompt": "2+2? Only the number.", "contains": "4"},
 or "messages" (as in a chat request) in place of "prompt". An answer without the text of "contains" is a fail.
@@ -63,32 +65,60 @@ or "messages" (as in a chat request) in place of "prompt". An answer without the
 	if *quiet {
 		stderr = io.Discard
 	}
+	r := fallbackRun{cfg: cfg, rec: rec, file: file, timeout: *timeout, stdout: stdout, progress: stderr}
 	list := downgrades(cfg)
-	failed, untried := 0, 0
 	for _, v := range list {
-		res, err := runValidation(ctx, cfg, v.Validation, *timeout, stderr)
-		if err != nil {
-			untried++
-			fmt.Fprintf(stdout, "UNTRIED %s: %v; %s\n", v.Key(), err, standing(rec, v.Validation))
+		if now := time.Now(); *due && !rec.Due(v.Validation, now) {
+			r.young++
+			fmt.Fprintf(stdout, "not due %s: it passed %s ago, and is tried every %s\n", v.Key(), now.Sub(rec[v.Key()].At).Round(time.Second), v.Every)
 			continue
 		}
-		rec[v.Key()] = res
-		if err := rec.Save(file); err != nil {
+		if err := r.try(ctx, v.Validation); err != nil {
 			fmt.Fprintln(stdout, "penstock validate-fallbacks:", err)
 			return 1
 		}
-		if res.Failed != "" {
-			failed++
-			fmt.Fprintf(stdout, "FAILED  %s: %s; it is not used until it passes\n", v.Key(), res.Failed)
-			continue
-		}
-		fmt.Fprintf(stdout, "passed  %s: %.0f %% of its prompts\n", v.Key(), res.Share*100)
 	}
-	fmt.Fprintf(stdout, "%d fallback tiers, %d failed, %d could not be tried\n", len(list), failed, untried)
-	if failed+untried > 0 {
+	fmt.Fprintf(stdout, "%d fallback tiers, %d failed, %d could not be tried", len(list), r.failed, r.untried)
+	if *due {
+		fmt.Fprintf(stdout, ", %d were not due", r.young)
+	}
+	fmt.Fprintln(stdout)
+	if r.failed+r.untried > 0 {
 		return 1
 	}
 	return 0
+}
+
+// fallbackRun is one run over the tiers, and what has become of them.
+type fallbackRun struct {
+	cfg                    *config.Config
+	rec                    ladder.Record
+	file                   string // where rec is
+	timeout                time.Duration
+	stdout, progress       io.Writer
+	failed, untried, young int
+}
+
+// try validates one tier and records what it has shown; an error says that it
+// cannot be recorded.
+func (r *fallbackRun) try(ctx context.Context, v *ladder.Validation) error {
+	res, err := runValidation(ctx, r.cfg, v, r.timeout, r.progress)
+	if err != nil {
+		r.untried++
+		fmt.Fprintf(r.stdout, "UNTRIED %s: %v; %s\n", v.Key(), err, standing(r.rec, v))
+		return nil
+	}
+	r.rec[v.Key()] = res
+	if err := r.rec.Save(r.file); err != nil {
+		return err
+	}
+	if res.Failed != "" {
+		r.failed++
+		fmt.Fprintf(r.stdout, "FAILED  %s: %s; it is not used until it passes\n", v.Key(), res.Failed)
+		return nil
+	}
+	fmt.Fprintf(r.stdout, "passed  %s: %.0f %% of its prompts\n", v.Key(), res.Share*100)
+	return nil
 }
 
 // standing tells what is in force of a tier that could not be tried.

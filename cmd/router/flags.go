@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -138,10 +139,11 @@ func check(_ context.Context, args []string, stdout, stderr io.Writer) int {
 		fmt.Fprintln(stderr, err)
 		return 1
 	}
-	for _, w := range cfg.Warnings {
+	bad, late := untested(cfg, time.Now())
+	for _, w := range slices.Concat(cfg.Warnings, late) {
 		fmt.Fprintln(stderr, "warning:", w)
 	}
-	if bad := untested(cfg, time.Now()); len(bad) > 0 {
+	if len(bad) > 0 {
 		fmt.Fprintln(stderr, bad)
 		return 1
 	}

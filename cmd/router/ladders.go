@@ -21,7 +21,7 @@ import (
 // beside fills in the options of what stands beside plain routing: ladders,
 // services, tenants' limits and tracing.
 func (a *app) beside(cfg *config.Config, o *proxy.Options) error {
-	v := &validations{file: ladder.RecordFile(cfg.StateDir), log: a.log, list: downgrades(cfg), used: map[string]bool{}}
+	v := &validations{file: ladder.RecordFile(cfg.StateDir), log: a.log, list: downgrades(cfg), used: map[string]bool{}, late: map[string]bool{}}
 	for _, d := range v.list {
 		a.metrics.Gauge(telemetry.TierValidated, func() float64 { return oneIf(v.good(d.Validation)) }, d.Route, d.Pool, d.Model)
 	}
@@ -162,18 +162,19 @@ func downgrades(cfg *config.Config) (out []downgrade) {
 	return out
 }
 
-// untested names the tiers whose last validation failed, is too old or missing.
-func untested(cfg *config.Config, now time.Time) (problems config.Errors) {
+// untested names the tiers whose last validation failed, is too old or missing,
+// and warns of those that may be used and are to be validated again.
+func untested(cfg *config.Config, now time.Time) (problems config.Errors, warnings []string) {
 	list := downgrades(cfg)
 	if len(list) == 0 {
-		return nil
+		return nil, nil
 	}
 	if cfg.StateDir == "" {
-		return config.Errors{cfg.Problem("state_dir", fmt.Errorf("is required, since %s is a smaller model: it holds when each was last validated", list[0].key))}
+		return config.Errors{cfg.Problem("state_dir", fmt.Errorf("is required, since %s is a smaller model: it holds when each was last validated", list[0].key))}, nil
 	}
 	rec, err := ladder.LoadRecord(ladder.RecordFile(cfg.StateDir))
 	if err != nil {
-		return config.Errors{cfg.Problem("state_dir", err)}
+		return config.Errors{cfg.Problem("state_dir", err)}, nil
 	}
 	for _, v := range list {
 		if v.Prompts != "" {
@@ -181,11 +182,15 @@ func untested(cfg *config.Config, now time.Time) (problems config.Errors) {
 				problems = append(problems, cfg.Problem(v.key+".validate.prompts", err))
 			}
 		}
-		if why := rec.Why(v.Validation, now); why != "" {
+		why := rec.Why(v.Validation, now)
+		if why == "" && rec.Due(v.Validation, now) {
+			warnings = append(warnings, fmt.Sprintf("%s.validate.every: the last pass is %s old, over %s; run penstock validate-fallbacks", v.key, now.Sub(rec[v.Key()].At).Round(time.Minute), v.Every))
+		}
+		if why != "" {
 			problems = append(problems, cfg.Problem(v.key, fmt.Errorf("ERR_UNTESTED_COMPENSATION_REJECTED: route %s: pool %s (model %s) %s; run penstock validate-fallbacks", v.Route, v.Pool, v.Model, why)))
 		}
 	}
-	return problems
+	return problems, warnings
 }
 
 // validations is the record as the daemon sees it, read again when it is
@@ -199,6 +204,7 @@ type validations struct {
 	read time.Time
 	rec  ladder.Record
 	used map[string]bool // tiers that may be used, as was told last; by key
+	late map[string]bool // the same of those that are to be validated again
 }
 
 func (v *validations) good(t *ladder.Validation) bool {
@@ -222,12 +228,18 @@ func (v *validations) good(t *ladder.Validation) bool {
 func (v *validations) tell(now time.Time) {
 	for _, d := range v.list {
 		why := v.rec.Why(d.Validation, now)
+		f := []zap.Field{zap.String("route", d.Route), zap.String("pool", d.Pool), zap.String("model", d.Model)}
+		late := why == "" && v.rec.Due(d.Validation, now)
+		if late && !v.late[d.Key()] {
+			v.log.Warn("a fallback tier's last pass is older than validate.every: run penstock validate-fallbacks before it is 24h old and the tier out of use",
+				append(f, zap.Time("passed", v.rec[d.Key()].At), zap.Duration("every", d.Every))...)
+		}
+		v.late[d.Key()] = late
 		used, told := v.used[d.Key()]
 		if told && used == (why == "") {
 			continue
 		}
 		v.used[d.Key()] = why == ""
-		f := []zap.Field{zap.String("route", d.Route), zap.String("pool", d.Pool), zap.String("model", d.Model)}
 		if why != "" {
 			v.log.Warn("a fallback tier is not used until it passes penstock validate-fallbacks", append(f, zap.String("reason", "it "+why))...)
 		} else if told {

@@ -66,6 +66,23 @@ func smallReplica(t *testing.T) string {
 	return "http://" + addr
 }
 
+// older makes all results in dir's record older.
+func older(t *testing.T, dir string, by time.Duration) {
+	t.Helper()
+	record := ladder.RecordFile(dir)
+	rec, err := ladder.LoadRecord(record)
+	if err != nil || len(rec) != 1 {
+		t.Fatalf("%v %v", rec, err)
+	}
+	for k, v := range rec {
+		v.At = v.At.Add(-by)
+		rec[k] = v
+	}
+	if err := rec.Save(record); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // The whole way of a fallback into use: refused, tried, taken; and out again.
 func TestFallbackIsUsedOnlyWhileItsValidationIsYoung(t *testing.T) {
 	dir := t.TempDir()
@@ -73,7 +90,8 @@ func TestFallbackIsUsedOnlyWhileItsValidationIsYoung(t *testing.T) {
 	if err := os.WriteFile(checks, []byte(`{"prompt":"the word gazebo","contains":"gazebo"}`+"\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	file := ladderFile(t, dir, smallReplica(t), "r1/r2")
+	small := smallReplica(t)
+	file := ladderFile(t, dir, small, "r1/r2")
 	if code, out := command1("check", file); code == 0 || !strings.Contains(out, "ERR_UNTESTED_COMPENSATION_REJECTED") || !strings.Contains(out, "small") {
 		t.Fatalf("check before any validation: %d %s", code, out)
 	}
@@ -120,19 +138,23 @@ func TestFallbackIsUsedOnlyWhileItsValidationIsYoung(t *testing.T) {
 			t.Errorf("check after it: %d %s", code, out)
 		}
 	}
+	file = ladderFile(t, dir, small, "r1/r2")
+	// --due asks again once validate.every is over; until then check does not warn.
+	if code, out := command1("validate-fallbacks", "--due", file); code != 0 || !strings.Contains(out, "not due chat/small/small") || !strings.Contains(out, "1 were not due") || strings.Contains(out, "prompt 1") {
+		t.Errorf("validate-fallbacks --due right after a pass: %d %s", code, out)
+	}
+	if code, out := command1("check", file); code != 0 || strings.Contains(out, "warning") {
+		t.Errorf("check right after a pass: %d %s", code, out)
+	}
+	older(t, dir, 13*time.Hour)
+	if code, out := command1("check", file); code != 0 || !strings.Contains(out, "warning: routes[0].tiers[1].validate.every: the last pass is 13h0m0s old, over 12h0m0s") {
+		t.Errorf("check with a pass over every: %d %s", code, out)
+	}
+	if code, out := command1("validate-fallbacks", "--due", file); code != 0 || !strings.Contains(out, "passed  chat/small/small") {
+		t.Errorf("validate-fallbacks --due with a pass over every: %d %s", code, out)
+	}
 	// A day later it is too old.
-	record := ladder.RecordFile(dir)
-	rec, err := ladder.LoadRecord(record)
-	if err != nil || len(rec) != 1 {
-		t.Fatalf("%v %v", rec, err)
-	}
-	for k, v := range rec {
-		v.At = v.At.Add(-ladder.MaxValidationAge - time.Minute)
-		rec[k] = v
-	}
-	if err := rec.Save(record); err != nil {
-		t.Fatal(err)
-	}
+	older(t, dir, ladder.MaxValidationAge+time.Minute)
 	if code, out := command1("check", file); code == 0 || !strings.Contains(out, "ERR_UNTESTED_COMPENSATION_REJECTED") {
 		t.Fatalf("check with a record of yesterday: %d %s", code, out)
 	}
@@ -142,8 +164,9 @@ func TestFallbackIsUsedOnlyWhileItsValidationIsYoung(t *testing.T) {
 func TestARunningRouterHeedsAFailedValidation(t *testing.T) {
 	dir := t.TempDir()
 	core, logs := observer.New(zap.InfoLevel)
-	d := downgrade{&ladder.Validation{Route: "chat", Pool: "small", Model: "small", Pass: 0.9}, ""}
-	v := &validations{file: ladder.RecordFile(dir), log: zap.New(core), list: []downgrade{d}, used: map[string]bool{}}
+	d := downgrade{&ladder.Validation{Route: "chat", Pool: "small", Model: "small", Pass: 0.9, Every: 12 * time.Hour}, ""}
+	v := &validations{file: ladder.RecordFile(dir), log: zap.New(core), list: []downgrade{d}, used: map[string]bool{}, late: map[string]bool{}}
+	const overdue = "a fallback tier's last pass is older than validate.every: run penstock validate-fallbacks before it is 24h old and the tier out of use"
 	for _, step := range []struct {
 		res  *ladder.Result
 		good bool
@@ -152,6 +175,10 @@ func TestARunningRouterHeedsAFailedValidation(t *testing.T) {
 		{nil, false, "a fallback tier is not used until it passes penstock validate-fallbacks"},
 		{&ladder.Result{At: time.Now(), Share: 1}, true, "a fallback tier may be used again: it passed its validation"},
 		{&ladder.Result{At: time.Now(), Share: 1}, true, ""},
+		{&ladder.Result{At: time.Now().Add(-13 * time.Hour), Share: 1}, true, overdue},
+		{&ladder.Result{At: time.Now().Add(-14 * time.Hour), Share: 1}, true, ""},
+		{&ladder.Result{At: time.Now(), Share: 1}, true, ""},
+		{&ladder.Result{At: time.Now().Add(-13 * time.Hour), Share: 1}, true, overdue},
 		{&ladder.Result{At: time.Now(), Share: 0.5, Failed: "5 of 10 prompts passed"}, false, "a fallback tier is not used until it passes penstock validate-fallbacks"},
 		{&ladder.Result{At: time.Now(), Share: 0.4, Failed: "4 of 10 prompts passed"}, false, ""},
 	} {
