@@ -177,7 +177,7 @@ func (o *Outcome) ranks(w io.Writer) {
 
 // rankTable is ours against the best rival, scenario by scenario.
 func (o *Outcome) rankTable(w io.Writer) {
-	fmt.Fprint(w, "\n## Among the policies that other routers ship\n\nRivals are the policies of design/bench.md that another router ships (round robin to Preble). Ours without admission or without learning are no rivals:\n"+
+	fmt.Fprint(w, "\n## Among the policies that other routers ship\n\nRivals are the policies that another router ships (round_robin to preble in the table above). Ours without admission or without learning are no rivals:\n"+
 		"they are ours with a part taken out, to show what the part is worth. The difference is in goodput over the same seeds, ours less that of the best rival by the mean, with its\n"+
 		"95 % interval. Ahead: the interval against every rival is over nothing. Behind: against some rival it is under nothing. Tied: neither.\n\n| scenario | ours | best rival | difference | |\n|---|---|---|---|---|\n")
 	for i := range o.Rows {
