@@ -46,7 +46,7 @@ var Options = []Option{
 	{Path: "pools[].objective.itl", Live: true, Doc: "Mean gap between two tokens that a request has to get, as 50ms (20 tokens a second, faster than people read)."},
 	{Path: "pools[].api_key", Live: true, Doc: "Key sent to the replicas as Authorization: Bearer. Prefer api_key_file, or ${NAME} from the environment. api_key_file: PATH reads it from a file."},
 	{Path: "pools[].policy", Doc: "How a replica is chosen. Left out: the work-aware cost model. `penstock version` lists the names; the others are there to compare."},
-	{Path: "pools[].shadow", Doc: "A second policy that decides too and is counted, and does not act."},
+	{Path: "pools[].shadow", Doc: "A second policy that decides too, and does not act: how often it chose the same replica is in /admin/v1/pools."},
 	{Path: "pools[].concurrency", Default: "0", Live: true, Doc: "Most requests at one replica, the other routers' included; 0 = no cap but what the objective, KV cache and max_seqs allow."},
 
 	{Path: "pools[].abilities", Doc: "What its replicas can do beside text, of tools, images, audio, video: a request that needs another one never goes there. Left out: everything; the replica's own refusal is passed on then. [] = nothing but text."},
@@ -62,7 +62,7 @@ var Options = []Option{
 	{Path: "classes[].exact", Default: "false", Doc: "No tier changes the prompts of this class: reduce.drop_tools is not done (reduce.max_tokens is)."},
 	{Path: "classes[].defer", Default: "false", Pending: true, Doc: "Requests that cannot be placed become durable jobs."},
 
-	{Path: "routes[].model", Doc: "The model or alias whose ladder this is."},
+	{Path: "routes[].model", Doc: "The name that clients ask for whose ladder this is: a model, an alias or a new name. Requests by another name of the same model do not go by it."},
 	{Path: "routes[].budget", Default: "1s", Doc: "Time until an answer begins, whole ladder included. One that is no stream begins when all of it is made: for such clients it has to be as long as their answers take."},
 	{Path: "routes[].regions", Doc: "Regions (pools' label region) that may serve it; none = all."},
 	{Path: "routes[].degrade.first_byte_p95", Doc: "Also leave the first tier when the 95th percentile of the time to the first byte is over this."},
@@ -88,7 +88,7 @@ var Options = []Option{
 	{Path: "routes[].tiers[].reduce.drop_tools", Default: "false", Doc: "Also leave out the tools of a chat request that may do without (no tool_choice that asks for one, no tool call in its messages)."},
 	{Path: "routes[].tiers[].cached.scope", Default: "tenant", Doc: "Tier: an earlier answer to the very same request, of the same tenant, or shared."},
 	{Path: "routes[].tiers[].cached.staleness", Default: "4h", Doc: "Oldest answer used; at most 4h for a tenant's own, 24h for shared."},
-	{Path: "routes[].tiers[].static.file", Doc: "Tier: a fixed answer, read at load."},
+	{Path: "routes[].tiers[].static.file", Doc: "Tier: a fixed answer, read at load: a file with a whole chat.completion as a replica sends it (JSON). Clients that ask for a stream get it as one."},
 	{Path: "routes[].tiers[].defer", Default: "false", Pending: true, Doc: "Tier: a durable job, answered 202."},
 
 	{Path: "attempts.per_request", Default: "2", Doc: "Most attempts of one request that reach a replica. One repeat hides a single fault; more multiply an outage."},

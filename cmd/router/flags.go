@@ -51,7 +51,7 @@ func serveFlags(stderr io.Writer, src *config.Source) *flag.FlagSet {
 	})
 	fs.StringVar(&src.APIKeyFile, "api-key-file", "", "`file` with the key that the replicas ask for")
 	fs.StringVar(&src.Policy, "policy", "", "`name` of the policy of all pools (default "+scorer.DefaultPolicy+"; see penstock version)")
-	fs.StringVar(&src.Shadow, "shadow", "", "`name` of a policy that decides too and is counted, and does not act")
+	fs.StringVar(&src.Shadow, "shadow", "", "`name` of a policy that decides too, and does not act; see /admin/v1/pools")
 	for _, s := range shortcuts {
 		fs.Func(s.flag, s.help, func(v string) error {
 			src.Set = append(src.Set, config.Setting{Flag: "--" + s.flag, Path: s.path, Value: v})
