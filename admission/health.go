@@ -80,7 +80,7 @@ func (p *Pool) watch(now float64, r *replica, v *fleet.Replica) {
 	}
 	switch v.Health.State {
 	case fleet.StateEjected:
-		if r.kept { // look again, see keeps
+		if r.kept || r.slow && p.slowHangs(now, r, v, patience) { // see keeps
 			r.revoke, p.revoking = true, true
 		}
 		return
@@ -173,7 +173,7 @@ func (p *Pool) take(now float64, r *replica, v *fleet.Replica, e fleet.Evidence,
 		if e == fleet.EvidenceRefused || e == fleet.EvidenceProbeRefused {
 			p.index.forget(r.slot) // whoever answers next starts with an empty cache
 		}
-		if e != fleet.EvidenceSlow {
+		if r.slow = e == fleet.EvidenceSlow; !r.slow {
 			r.revoke, p.revoking = true, true
 		}
 	case fleet.StateDraining:

@@ -39,6 +39,7 @@ type replica struct {
 	stale     bool // what predictions need of it has changed, see loadedOf
 	revoke    bool // tickets without a first token must go elsewhere
 	kept      bool // some stay, since nobody else could have them (keeps)
+	slow      bool // it was ejected as slow: what it had stays there
 	blockSize float64
 
 	learn    learned

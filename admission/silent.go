@@ -76,6 +76,19 @@ func (p *Pool) silentToo(now float64, r *replica, v *fleet.Replica) bool {
 	return p.hung(now+0.75*p.cfg.HangAfter, r, v, 0)
 }
 
+// slowHangs tells whether a replica that was ejected as slow, and answers what it
+// has, does not even do that: one that stops is seen late before it is seen to hang.
+func (p *Pool) slowHangs(now float64, r *replica, v *fleet.Replica, patience float64) bool {
+	if !p.hung(now, r, v, patience) {
+		return false
+	}
+	r.slow = false
+	if v.Health.Reason == fleet.EvidenceSlow { // else its probe has failed since
+		v.Health.Reason = fleet.EvidenceStalled
+	}
+	return true
+}
+
 // takeOut makes a replica that is to leave take nothing more. What is known of
 // its silence stays known.
 func (p *Pool) takeOut(now float64, r *replica) {
