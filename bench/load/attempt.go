@@ -68,25 +68,38 @@ func messages(q *workload.Request) []chatMessage {
 	return out
 }
 
-// attempt sends once and reads the answer into rec.
-func (r *runner) attempt(ctx context.Context, body []byte, rec *Record) {
-	path := "/v1/chat/completions"
-	if r.opt.API == "completions" {
-		path = "/v1/completions"
-	}
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, strings.TrimSuffix(r.opt.URL, "/")+path, bytes.NewReader(body))
+// request is one to a path of the server.
+func (r *runner) request(ctx context.Context, method, path string, body []byte) (*http.Request, error) {
+	req, err := http.NewRequestWithContext(ctx, method, strings.TrimSuffix(r.opt.URL, "/")+path, bytes.NewReader(body))
 	if err != nil {
-		rec.Outcome, rec.Error = Connection, err.Error()
-		return
+		return nil, err
 	}
-	req.Header.Set("Content-Type", "application/json")
 	if r.opt.APIKey != "" {
 		req.Header.Set("Authorization", "Bearer "+r.opt.APIKey)
 	}
 	for k, v := range r.opt.Headers {
 		req.Header.Set(k, v)
 	}
-	*rec = Record{Index: rec.Index, At: rec.At, Request: rec.Request, Attempts: rec.Attempts, Sent: r.now()}
+	return req, nil
+}
+
+// attempt sends once and reads the answer into rec.
+func (r *runner) attempt(ctx context.Context, body []byte, rec *Record) {
+	path := "/v1/chat/completions"
+	if r.opt.API == "completions" {
+		path = "/v1/completions"
+	}
+	req, err := r.request(ctx, http.MethodPost, path, body)
+	if err != nil {
+		rec.Outcome, rec.Error = Connection, err.Error()
+		return
+	}
+	req.Header.Set("Content-Type", "application/json")
+	now := r.now()
+	if rec.Attempts == 1 {
+		rec.Sent = now
+	}
+	*rec = Record{Index: rec.Index, At: rec.At, Request: rec.Request, Attempts: rec.Attempts, Sent: rec.Sent, Last: now}
 	resp, err := r.client.Do(req)
 	if err != nil {
 		rec.Outcome, rec.Error = Connection, err.Error()

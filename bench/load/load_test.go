@@ -33,7 +33,7 @@ func target(t *testing.T, o replica.Options) *replica.Server {
 }
 
 func small(url string) Options {
-	return Options{URL: url, Spec: workload.Spec{Rate: 100, Duration: 1, Prompt: workload.Dist{Mean: 100, CV: 0.5}, Out: workload.Dist{Mean: 10}, Families: 2, PrefixTokens: 200, Seed: 1}}
+	return Options{URL: url, Model: "tiny", Spec: workload.Spec{Rate: 100, Duration: 1, Prompt: workload.Dist{Mean: 100, CV: 0.5}, Out: workload.Dist{Mean: 10}, Families: 2, PrefixTokens: 200, Seed: 1}}
 }
 
 func TestOpenLoopCountsEveryRequestOnce(t *testing.T) {
@@ -129,14 +129,57 @@ func TestOutcomesAreToldApart(t *testing.T) {
 	}
 }
 
+// The lag of a send is the generator's own: what it was told to wait is not in it.
 func TestRetriesObeyRetryAfter(t *testing.T) {
 	s := target(t, replica.Options{Speed: 20})
 	_ = s.Fault(replica.Fault{Mode: replica.Status, Status: 503, RetryAfter: 1, Count: 1})
 	o := small(s.URL())
 	o.Spec.Max, o.Retries = 1, 1
+	var rec Record
+	o.OnRecord = func(r Record) { rec = r }
 	rep, err := Run(context.Background(), o)
 	if err != nil || rep.OK != 1 || rep.E2E.Max < 1 {
 		t.Fatalf("%v %+v", err, rep)
+	}
+	if rep.Retried != 1 || rep.Resent.Count != 1 || rep.Resent.Max < 1 || rec.Last-rec.Sent < 1 || rep.SendLag.Count != 1 || rep.SendLag.Max > rec.Last-rec.At-0.9 {
+		t.Errorf("sent at %g, first %g, again %g: send lag %+v, sent again %+v", rec.At, rec.Sent, rec.Last, rep.SendLag, rep.Resent)
+	}
+	var table bytes.Buffer
+	rep.Table(&table)
+	if !strings.Contains(table.String(), "sent again 1") {
+		t.Error(table.String())
+	}
+}
+
+// Without --model it asks for what the server has.
+func TestTheModelIsAsked(t *testing.T) {
+	s := target(t, replica.Options{Speed: 20, Model: "some/model-8b", APIKey: "k"})
+	o := small(s.URL())
+	o.Model, o.Spec.Max, o.APIKey = "", 3, "k"
+	rep, err := Run(context.Background(), o)
+	if err != nil || rep.OK != 3 || rep.Model != "some/model-8b" {
+		t.Fatalf("%v %+v", err, rep)
+	}
+	o.APIKey = "wrong"
+	if _, err = Run(context.Background(), o); err == nil || !strings.Contains(err.Error(), "GET /v1/models: status 401") {
+		t.Errorf("a server that does not tell: %v", err)
+	}
+}
+
+// A long prompt has more time, as in the router's configuration.
+func TestTheObjectiveGrowsWithThePrompt(t *testing.T) {
+	o := Options{TTFT: time.Second, TTFTPer1K: 100 * time.Millisecond}
+	for _, c := range []struct {
+		prompt int
+		ttft   float64
+		good   bool
+	}{{10, 0.9, true}, {10, 1.1, false}, {2000, 1.1, true}, {2000, 1.3, false}} {
+		if good := o.good(&Record{Outcome: OK, Prompt: c.prompt, First: c.ttft, End: 2}); good != c.good {
+			t.Errorf("%d tokens after %g s: good %v", c.prompt, c.ttft, good)
+		}
+	}
+	if err := (&Options{URL: "http://127.0.0.1:1", TTFTPer1K: time.Second}).fill(); err == nil || !strings.Contains(err.Error(), "is added to ttft, which is not given") {
+		t.Errorf("ttft_per_1k alone: %v", err)
 	}
 }
 

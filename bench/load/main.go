@@ -23,7 +23,7 @@ func Main(args []string, stdout, stderr io.Writer) int {
 	var o Options
 	s := &o.Spec
 	fs.StringVar(&o.URL, "url", "http://127.0.0.1:8080", "base URL of the server")
-	fs.StringVar(&o.Model, "model", "tiny", "model to ask for")
+	fs.StringVar(&o.Model, "model", "", "model to ask for (default: the first one that the server lists)")
 	fs.StringVar(&o.API, "api", "chat", "chat or completions")
 	fs.BoolVar(&o.Whole, "no-stream", false, "ask for whole answers")
 	fs.StringVar(&o.APIKey, "api-key", "", "bearer token")
@@ -51,6 +51,7 @@ func Main(args []string, stdout, stderr io.Writer) int {
 	fs.DurationVar(&o.Timeout, "timeout", 120*time.Second, "of one request")
 	fs.IntVar(&o.Retries, "retries", 0, "send a 429 or 503 again after its Retry-After, so often")
 	fs.DurationVar(&o.TTFT, "ttft", 0, "objective for goodput")
+	fs.DurationVar(&o.TTFTPer1K, "ttft-per-1k", 0, "added to --ttft for each 1,000 prompt tokens, as objective.ttft_per_1k")
 	fs.DurationVar(&o.TPOT, "tpot", 0, "objective for goodput")
 	fs.BoolVar(&o.AllowRemote, "allow-remote", false, "allow a target that is not on loopback")
 	out := fs.String("json", "", "write the report to this file (- = standard output)")

@@ -15,7 +15,7 @@ import (
 // Options of one run. Zero fields have the default that they name.
 type Options struct {
 	URL     string // base URL, http only
-	Model   string // default "tiny"
+	Model   string // default: the first one that the server lists
 	API     string // "chat" (default) or "completions"
 	Whole   bool   // ask for whole answers instead of streams
 	APIKey  string
@@ -33,6 +33,7 @@ type Options struct {
 	MaxInFlight int           // a request that would be more is counted as "client_limit" and not sent; default 20,000
 	Retries     int           // how often a 429 or 503 is sent again after its Retry-After; default 0
 	TTFT        time.Duration // objective of goodput; 0 = none
+	TTFTPer1K   time.Duration // added to TTFT for each 1,000 prompt tokens
 	TPOT        time.Duration // objective of goodput; 0 = none
 	AllowRemote bool          // a target that is not on loopback is refused without it
 
@@ -52,8 +53,8 @@ func (o *Options) fill() error {
 			return fmt.Errorf("load: url %q: not on loopback; give --allow-remote when that is meant", o.URL)
 		}
 	}
-	if o.Model == "" {
-		o.Model = "tiny"
+	if o.TTFTPer1K > 0 && o.TTFT <= 0 {
+		return fmt.Errorf("load: ttft_per_1k %s: is added to ttft, which is not given", o.TTFTPer1K)
 	}
 	switch o.API {
 	case "":
@@ -122,7 +123,8 @@ const (
 type Record struct {
 	Index      int
 	At         float64 // intended send time
-	Sent       float64
+	Sent       float64 // the first time
+	Last       float64 // the last time; more than Sent when it was sent again
 	First      float64 // first content event
 	End        float64
 	Outcome    Outcome

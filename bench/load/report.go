@@ -24,6 +24,7 @@ type Report struct {
 	OK         int            `json:"ok"`
 	Good       int            `json:"good"`
 	Refused    int            `json:"refused"`
+	Retried    int            `json:"retried"` // sent more than once
 	Outcomes   map[string]int `json:"outcomes"`
 	Seconds    float64        `json:"seconds"`     // of the run, without warm-up
 	Goodput    float64        `json:"goodput"`     // good / offered
@@ -32,7 +33,8 @@ type Report struct {
 	TokensIn   float64        `json:"tokens_in"`   // prompt tokens per second
 	TokensOut  float64        `json:"tokens_out"`  // output tokens per second
 	CachedPct  float64        `json:"cached_pct"`  // of prompt tokens, percent
-	SendLag    Quantiles      `json:"send_lag"`    // sent - intended: how late the generator itself was
+	SendLag    Quantiles      `json:"send_lag"`    // first sent - intended: how late the generator itself was
+	Resent     Quantiles      `json:"resent"`      // of those that were sent more than once: last sent - first sent
 	TTFT       Quantiles      `json:"ttft"`        // intended send to first content event
 	ITL        Quantiles      `json:"itl"`         // every gap between content events
 	TPOT       Quantiles      `json:"tpot"`        // (end - first) / (tokens - 1)
@@ -40,6 +42,7 @@ type Report struct {
 	RetryAfter Quantiles      `json:"retry_after"` // of refusals
 	Errors     []string       `json:"errors"`      // a few, for people
 	Objective  string         `json:"objective"`
+	Model      string         `json:"model"`
 }
 
 // histogram keeps 1 µs to 1 h with three digits.
@@ -67,7 +70,7 @@ func (h *histogram) quantiles() Quantiles {
 type recorder struct {
 	warm                       float64
 	lag, ttft, itl, tpot, e2e  *histogram
-	after                      *histogram
+	after, resent              *histogram
 	outcomes                   map[string]int
 	offered, ok, good, refused int
 	in, out, cached            float64
@@ -76,7 +79,7 @@ type recorder struct {
 
 func newRecorder(o *Options) *recorder {
 	return &recorder{warm: o.Warmup.Seconds(), lag: newHistogram(), ttft: newHistogram(), itl: newHistogram(), tpot: newHistogram(),
-		e2e: newHistogram(), after: newHistogram(), outcomes: map[string]int{}, errors: map[string]int{}}
+		e2e: newHistogram(), after: newHistogram(), resent: newHistogram(), outcomes: map[string]int{}, errors: map[string]int{}}
 }
 
 func (c *recorder) add(r *Record) {
@@ -87,6 +90,9 @@ func (c *recorder) add(r *Record) {
 	c.outcomes[string(r.Outcome)]++
 	if r.Sent > 0 {
 		c.lag.add(max(0, r.Sent-r.At))
+	}
+	if r.Attempts > 1 {
+		c.resent.add(max(0, r.Last-r.Sent))
 	}
 	if r.Good {
 		c.good++
@@ -121,7 +127,7 @@ func (c *recorder) add(r *Record) {
 
 func (c *recorder) report(o *Options, took time.Duration) *Report {
 	s := max(took.Seconds()-c.warm, 1e-9)
-	r := &Report{Offered: c.offered, OK: c.ok, Good: c.good, Refused: c.refused, Outcomes: c.outcomes, Seconds: s,
+	r := &Report{Model: o.Model, Retried: int(c.resent.h.TotalCount()), Resent: c.resent.quantiles(), Offered: c.offered, OK: c.ok, Good: c.good, Refused: c.refused, Outcomes: c.outcomes, Seconds: s,
 		PerSecond: float64(c.ok) / s, TokensIn: c.in / s, TokensOut: c.out / s,
 		SendLag: c.lag.quantiles(), TTFT: c.ttft.quantiles(), ITL: c.itl.quantiles(), TPOT: c.tpot.quantiles(), E2E: c.e2e.quantiles(), RetryAfter: c.after.quantiles()}
 	if c.offered > 0 {
@@ -138,21 +144,28 @@ func (c *recorder) report(o *Options, took time.Duration) *Report {
 	r.Errors = r.Errors[:min(len(r.Errors), 10)]
 	r.Objective = "none"
 	if o.TTFT > 0 || o.TPOT > 0 {
-		r.Objective = fmt.Sprintf("TTFT %s, TPOT %s", o.TTFT, o.TPOT)
+		per1k := ""
+		if o.TTFTPer1K > 0 {
+			per1k = fmt.Sprintf(" + %s per 1,000 prompt tokens", o.TTFTPer1K)
+		}
+		r.Objective = fmt.Sprintf("TTFT %s%s, TPOT %s", o.TTFT, per1k, o.TPOT)
 	}
 	return r
 }
 
 // Table writes the report for people.
 func (r *Report) Table(w io.Writer) {
-	fmt.Fprintf(w, "offered %d  ok %d  refused %d (%.1f %%)  goodput %.3f (%s)\n", r.Offered, r.OK, r.Refused, r.RefusedPct, r.Goodput, r.Objective)
+	fmt.Fprintf(w, "model %s  offered %d  ok %d  refused %d (%.1f %%)  sent again %d  goodput %.3f (%s)\n", r.Model, r.Offered, r.OK, r.Refused, r.RefusedPct, r.Retried, r.Goodput, r.Objective)
 	fmt.Fprintf(w, "%.1f answers/s  %.0f prompt tokens/s (%.0f %% cached)  %.0f output tokens/s  %.1f s\n", r.PerSecond, r.TokensIn, r.CachedPct, r.TokensOut, r.Seconds)
 	t := tabwriter.NewWriter(w, 0, 8, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprintln(t, "ms\tmean\tp50\tp90\tp95\tp99\tmax\t")
 	for _, l := range []struct {
 		name string
 		q    Quantiles
-	}{{"TTFT", r.TTFT}, {"ITL", r.ITL}, {"TPOT", r.TPOT}, {"E2E", r.E2E}, {"send lag", r.SendLag}} {
+	}{{"TTFT", r.TTFT}, {"ITL", r.ITL}, {"TPOT", r.TPOT}, {"E2E", r.E2E}, {"send lag", r.SendLag}, {"sent again", r.Resent}} {
+		if l.name == "sent again" && r.Retried == 0 {
+			continue
+		}
 		fmt.Fprintf(t, "%s\t%.1f\t%.1f\t%.1f\t%.1f\t%.1f\t%.1f\t\n", l.name, 1e3*l.q.Mean, 1e3*l.q.P50, 1e3*l.q.P90, 1e3*l.q.P95, 1e3*l.q.P99, 1e3*l.q.Max)
 	}
 	_ = t.Flush()

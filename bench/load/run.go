@@ -2,7 +2,10 @@ package load
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
+	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"sync"
@@ -39,6 +42,12 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 	r := &runner{opt: o, client: &http.Client{Transport: tr}, start: time.Now(), rec: newRecorder(&o)}
 	stop := make(chan struct{})
 	defer close(stop)
+	if r.opt.Model == "" {
+		if err := r.askModel(ctx); err != nil {
+			return nil, fmt.Errorf("load: no model was given: %w", err)
+		}
+		r.start = time.Now()
+	}
 	if o.OnProgress != nil {
 		go r.progress(stop)
 	}
@@ -49,6 +58,37 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 	}
 	r.wg.Wait()
 	return r.rec.report(&r.opt, time.Since(r.start)), nil
+}
+
+// askModel takes the first model that the server lists.
+func (r *runner) askModel(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, min(r.opt.Timeout, 10*time.Second))
+	defer cancel()
+	req, err := r.request(ctx, http.MethodGet, "/v1/models", nil)
+	if err != nil {
+		return err
+	}
+	resp, err := r.client.Do(req)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = resp.Body.Close() }()
+	var list struct {
+		Data []struct {
+			ID string `json:"id"`
+		} `json:"data"`
+	}
+	b, err := io.ReadAll(io.LimitReader(resp.Body, 8<<20))
+	switch {
+	case err != nil:
+		return err
+	case resp.StatusCode != http.StatusOK:
+		return fmt.Errorf("GET /v1/models: status %d: %s", resp.StatusCode, b[:min(len(b), 200)])
+	case json.Unmarshal(b, &list) != nil || len(list.Data) == 0 || list.Data[0].ID == "":
+		return errors.New("GET /v1/models lists none")
+	}
+	r.opt.Model = list.Data[0].ID
+	return nil
 }
 
 func (r *runner) progress(stop chan struct{}) {
@@ -163,5 +203,6 @@ func (r *runner) add(rec Record) {
 }
 
 func (o *Options) good(r *Record) bool {
-	return r.Outcome == OK && (o.TTFT == 0 || r.TTFT() <= o.TTFT.Seconds()) && (o.TPOT == 0 || r.TPOT() <= o.TPOT.Seconds())
+	limit := o.TTFT.Seconds() + o.TTFTPer1K.Seconds()*float64(r.Prompt)/1000
+	return r.Outcome == OK && (o.TTFT == 0 || r.TTFT() <= limit) && (o.TPOT == 0 || r.TPOT() <= o.TPOT.Seconds())
 }
