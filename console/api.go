@@ -75,6 +75,7 @@ type poolJSON struct {
 	Aliases   []string          `json:"aliases"`
 	Replicas  int               `json:"replicas"`
 	States    map[string]int    `json:"states"`
+	Waiting   []waitingJSON     `json:"never_answered"`
 	Held      int               `json:"held_requests"`
 	HeldWork  num               `json:"held_tokens"`
 	HeldBytes int               `json:"held_bytes"`
@@ -92,6 +93,12 @@ type poolJSON struct {
 	Shadow    *shadowJSON       `json:"shadow,omitempty"`
 }
 
+// waitingJSON is a replica that has never told what it serves: it is in no other list.
+type waitingJSON struct {
+	Name  string `json:"name"`
+	Error string `json:"error"`
+}
+
 // shadowJSON is how often the shadow policy chose as the one in use did.
 type shadowJSON struct {
 	Agreed    uint64 `json:"agreed"`
@@ -102,12 +109,15 @@ func (h *handler) pools() []poolJSON {
 	out := []poolJSON{}
 	for _, p := range h.Router.Pools() {
 		s := &p.Stats
-		j := poolJSON{Name: p.Name, Models: list(p.Models), Aliases: list(p.Aliases), Replicas: len(p.Replicas), States: map[string]int{},
+		j := poolJSON{Name: p.Name, Models: list(p.Models), Aliases: list(p.Aliases), Replicas: len(p.Replicas), States: map[string]int{}, Waiting: []waitingJSON{},
 			Held: s.Held, HeldWork: num(s.HeldWork), HeldBytes: s.HeldBytes, DrainRate: num(s.DrainRate), Placed: s.Placed, Finished: s.Finished,
 			Failed: s.Failed, Cancelled: s.Cancelled, EverHeld: s.EverHeld, Left: s.Left, Revoked: s.Revoked, FailOpen: s.Panics,
 			Shed: map[string]uint64{}, Ejections: map[string]uint64{}}
 		for i := range p.Replicas {
 			j.States[p.Replicas[i].Health.State.String()]++
+		}
+		for _, w := range p.Waiting {
+			j.Waiting = append(j.Waiting, waitingJSON(w))
 		}
 		for i, n := range s.Shed {
 			if n > 0 {

@@ -43,6 +43,12 @@ type Pool struct {
 	Aliases  []string
 	Stats    admission.Stats // Classes is not read
 	Replicas []Replica
+	Waiting  []Waiting // replicas that have never told what they serve, and get nothing until they do
+}
+
+// Waiting is a replica that the pool is to have and that has not joined yet.
+type Waiting struct {
+	Name, Error string
 }
 
 // Replica is one replica as the decisions see it, and what else is known.

@@ -59,7 +59,7 @@ func sampleRouter() *fakeRouter {
 	c := Replica{Replica: fleet.Replica{ID: 3, Name: "10.0.0.1:8000"}}
 	p := Pool{Name: "p", Models: []string{"m1"}, Stats: admission.Stats{Held: 2, Placed: 10}, Replicas: []Replica{b, a}}
 	p.Stats.Shed[admission.ReasonCapacity] = 4
-	return &fakeRouter{ready: true, pools: []Pool{p, {Name: "q", Replicas: []Replica{c}}}, config: map[string]string{"listen": ":8080"},
+	return &fakeRouter{ready: true, pools: []Pool{p, {Name: "q", Replicas: []Replica{c}, Waiting: []Waiting{{"b:1", "connection refused"}}}}, config: map[string]string{"listen": ":8080"},
 		decisions: []Decision{
 			{At: 90, Request: "old", Verdict: "shed", Reason: "capacity"},
 			{At: 99, Request: "new", Verdict: "placed", Replica: "10.0.0.1:8000", TTFT: 0.1, Candidates: []Candidate{{Replica: "10.0.0.1:8000", State: "up", TTFT: 0.1, Own: nan}}},
@@ -170,7 +170,11 @@ func TestReplicas(t *testing.T) {
 func TestPoolsSayWhatWasShedAndWhy(t *testing.T) {
 	do := serve(t, sampleRouter())
 	_, _, body := do("GET", "/admin/v1/pools")
-	p := decode[struct{ Pools []map[string]any }](t, body).Pools[0]
+	both := decode[struct{ Pools []map[string]any }](t, body).Pools
+	p := both[0]
+	if fmt.Sprint(p["never_answered"]) != "[]" || fmt.Sprint(both[1]["never_answered"]) != "[map[error:connection refused name:b:1]]" {
+		t.Error(body)
+	}
 	if fmt.Sprint(p["shed"]) != "map[capacity:4]" || fmt.Sprint(p["states"]) != "map[ejected:1 up:1]" || p["held_requests"] != 2.0 {
 		t.Error(body)
 	}

@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"os"
 	"slices"
+	"strings"
 
 	"github.com/penstock/penstock/admission"
 	"github.com/penstock/penstock/config"
@@ -109,11 +110,27 @@ func (c consoleRouter) Pools() []console.Pool {
 				cp.Replicas = append(cp.Replicas, rep)
 			}
 		})
+		cp.Waiting = c.waiting(p.Name)
 		for j := range cp.Replicas {
 			c.scraped(&cp, &cp.Replicas[j], len(p.Models) == 0)
 		}
 		out = append(out, cp)
 	}
+	return out
+}
+
+// waiting are the pool's replicas that have not joined it, since nobody knows
+// what they serve.
+func (c consoleRouter) waiting(pool string) (out []console.Waiting) {
+	c.a.fleetMu.Lock()
+	defer c.a.fleetMu.Unlock()
+	for _, m := range c.a.members {
+		if m.pool == pool && !m.joined && m.leaving.IsZero() {
+			st, _ := c.a.scraper.Status(m.id)
+			out = append(out, console.Waiting{Name: m.target.Name, Error: st.Error})
+		}
+	}
+	slices.SortFunc(out, func(a, b console.Waiting) int { return strings.Compare(a.Name, b.Name) })
 	return out
 }
 

@@ -276,6 +276,27 @@ func TestPeers(t *testing.T) {
 	a.stop()
 }
 
+// A replica that never told what it serves, for a slip in its address say, is in
+// no pool; it can be seen nevertheless.
+func TestReplicaThatNeverAnsweredIsShown(t *testing.T) {
+	p := startServe(t, "--replica", emulated(t, "").URL(), "--replica", "http://127.0.0.1:1")
+	p.until("ready", p.ready)
+	p.until("it is shown, and why", func() bool {
+		var r struct {
+			Pools []struct {
+				Replicas int
+				Waiting  []struct{ Name, Error string } `json:"never_answered"`
+			}
+		}
+		_, body := get(p.admin + "/admin/v1/pools")
+		if json.Unmarshal([]byte(body), &r) != nil || len(r.Pools) != 1 || r.Pools[0].Replicas != 1 || len(r.Pools[0].Waiting) != 1 {
+			return false
+		}
+		w := r.Pools[0].Waiting[0]
+		return w.Name == "127.0.0.1:1" && strings.Contains(w.Error, "refused")
+	})
+}
+
 // A reload lets replicas come and go; a broken file changes nothing and is
 // counted.
 func TestReload(t *testing.T) {

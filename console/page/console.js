@@ -50,9 +50,11 @@ function showStatus(s) {
 
 function showPools(pools) {
   const words = o => Object.entries(o).sort().map(([k, n]) => k + ' ' + count(n)).join(', ') || none;
+  const silent = l => l.slice(0, 3).map(w => w.name + (w.error ? ' (' + w.error + ')' : '')).join(', ') + (l.length > 3 ? ' and ' + (l.length - 3) + ' more' : '');
   fill('pools', pools.map(p => el('tr', '',
     td('', p.name), td('', p.models.join(', ') || none, p.aliases.length ? el('span', 'dim', ' also ' + p.aliases.join(', ')) : null),
-    td('', words(p.states)), td('n', count(p.held_requests), p.held_requests ? el('span', 'dim', ' ' + count(p.held_tokens) + ' tokens') : null),
+    td('', words(p.states), p.never_answered.length ? el('span', 'dim', ' never answered: ' + silent(p.never_answered)) : null),
+    td('n', count(p.held_requests), p.held_requests ? el('span', 'dim', ' ' + count(p.held_tokens) + ' tokens') : null),
     td('n', p.drain_tokens_per_second === null ? none : count(p.drain_tokens_per_second) + '/s'), td('n', count(p.placed)), td('n', count(p.finished)),
     td('n', count(p.failed)), td('n', count(p.cancelled)), td('', words(p.shed)))), 10, 'no pool is configured');
 }
