@@ -350,7 +350,9 @@ func (f *flight) whole(h *answerHead) result {
 	if err != nil {
 		return result{kind: cancelled}
 	}
-	f.keepAnswer(acc.b)
+	if !h.encoded { // its head is not kept
+		f.keepAnswer(acc.b)
+	}
 	return result{kind: answered}
 }
 

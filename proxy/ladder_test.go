@@ -165,6 +165,11 @@ func TestCachedTierIsTheTenantsOwnFreshAndDeterministic(t *testing.T) {
 			t.Fatalf("%d %s", a.status, a.body)
 		}
 	}
+	encoded := chatBody + "\n" // answered in a form that only its own head tells
+	r1.set(func(c *fakeConn) { c.json(200, "\x1f\x8b packed", "Content-Encoding: gzip\r\n") })
+	if a := g.do(chat(encoded, "X-Sandbox-ID: t1")); a.status != 200 || a.headers.Get("Content-Encoding") != "gzip" {
+		t.Fatalf("%d %v", a.status, a.headers)
+	}
 	r1.set(bad)
 	a := g.do(chat(chatBody, "X-Sandbox-ID: t1"))
 	if a.status != 200 || a.body != answerOK || a.headers.Get("Age") == "" {
@@ -175,6 +180,7 @@ func TestCachedTierIsTheTenantsOwnFreshAndDeterministic(t *testing.T) {
 		"another tenant":         chat(chatBody, "X-Sandbox-ID: t2"),
 		"no tenant":              chat(chatBody),
 		"another body":           chat(chatBody+" ", "X-Sandbox-ID: t1"),
+		"an encoded answer":      chat(encoded, "X-Sandbox-ID: t1"),
 		"not deterministic":      chat(warm, "X-Sandbox-ID: t1"),
 		"a stream":               chat(stream, "X-Sandbox-ID: t1"),
 		"another API's endpoint": post("/v1/completions", chatBody, "X-Sandbox-ID: t1"),
