@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"fmt"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -187,6 +188,27 @@ func TestRefusesRemoteTargets(t *testing.T) {
 	for _, u := range []string{"http://192.0.2.1:80", "http://example.com", "https://127.0.0.1", "127.0.0.1:80"} {
 		if _, err := Run(context.Background(), Options{URL: u}); err == nil {
 			t.Errorf("%s was taken", u)
+		}
+	}
+}
+
+// How much of a trace is left out is told, and nothing when it is whole.
+func TestMainTellsHowMuchOfATraceIsSent(t *testing.T) {
+	s := target(t, replica.Options{Speed: 20})
+	path := filepath.Join(t.TempDir(), "trace.jsonl")
+	line := `{"timestamp": %d, "input_length": 20, "output_length": 2, "hash_ids": []}` + "\n"
+	if err := os.WriteFile(path, fmt.Appendf(nil, line+line+line, 0, 10, 2000), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for args, want := range map[string]string{
+		"--duration 1s":                 "2 of the trace's 3 requests are sent (--duration 1s, --requests 0)\n",
+		"--duration 9s --requests 1":    "1 of the trace's 3 requests are sent (--duration 9s, --requests 1)\n",
+		"--duration 1s --trace-speed 4": "",
+	} {
+		var out, errs bytes.Buffer
+		code := Main(append(strings.Fields(args), "--url", s.URL(), "--trace", path, "--quiet"), &out, &errs)
+		if code != 0 || errs.String() != want {
+			t.Errorf("%s: %d, %q, want %q\n%s", args, code, errs.String(), want, out.String())
 		}
 	}
 }

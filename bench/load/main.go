@@ -44,7 +44,7 @@ func Main(args []string, stdout, stderr io.Writer) int {
 	fs.Float64Var(&s.Zipf, "zipf", 0, "skew of the prefixes' popularity")
 	fs.IntVar(&s.Turns, "turns", 1, "turns of a conversation")
 	fs.Float64Var(&s.Gap, "gap", 10, "mean seconds between two turns")
-	trace := fs.String("trace", "", "replay a trace file (Mooncake .jsonl or Azure .csv)")
+	trace := fs.String("trace", "", "replay a trace file (Mooncake .jsonl or Azure .csv) for --duration")
 	speed := fs.Float64("trace-speed", 1, "replay so many times as fast")
 	jitter := fs.Float64("trace-jitter", 0, "spread arrivals over so many seconds (Mooncake: 3)")
 	fs.Uint64Var(&s.Seed, "seed", 1, "seed of the stream")
@@ -61,11 +61,14 @@ func Main(args []string, stdout, stderr io.Writer) int {
 	}
 	s.Arrival, s.Duration = workload.Arrival(*arrival), duration.Seconds()
 	if *trace != "" {
-		var err error
-		o.Requests, err = workload.ReadTrace(*trace, workload.TraceOptions{Speed: *speed, Duration: duration.Seconds() * *speed, Jitter: *jitter, Max: s.Max, Seed: s.Seed})
+		whole, err := workload.ReadTrace(*trace, workload.TraceOptions{})
 		if err != nil {
 			fmt.Fprintln(stderr, "bench load: --trace:", err)
 			return 2
+		}
+		o.Requests = workload.Cut(whole, workload.TraceOptions{Speed: *speed, Duration: duration.Seconds() * *speed, Jitter: *jitter, Max: s.Max, Seed: s.Seed})
+		if n := len(o.Requests); n < len(whole) {
+			fmt.Fprintf(stderr, "%d of the trace's %d requests are sent (--duration %v, --requests %d)\n", n, len(whole), *duration, s.Max)
 		}
 	}
 	if !*quiet {

@@ -44,7 +44,7 @@ func ReadTrace(path string, o TraceOptions) ([]Request, error) {
 	if err != nil {
 		return nil, fmt.Errorf("trace %s: %w", path, err)
 	}
-	return cut(out, o), nil
+	return Cut(out, o), nil
 }
 
 func mooncake(f io.Reader) ([]Request, error) {
@@ -114,7 +114,8 @@ func azure(f io.Reader) ([]Request, error) {
 }
 
 // cut applies the options.
-func cut(in []Request, o TraceOptions) []Request {
+// Cut takes from a whole trace what the options say.
+func Cut(in []Request, o TraceOptions) []Request {
 	if o.Speed <= 0 {
 		o.Speed = 1
 	}

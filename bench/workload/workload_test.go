@@ -109,7 +109,7 @@ func TestReadsBothTraceFormats(t *testing.T) {
 	if err != nil || len(a) != 2 || math.Abs(a[1].At-1) > 1e-6 || a[1].Prompt != 3180 {
 		t.Fatal(a, err)
 	}
-	if got := cut(a, TraceOptions{Speed: 2}); math.Abs(got[1].At-0.5) > 1e-6 {
+	if got := Cut(a, TraceOptions{Speed: 2}); math.Abs(got[1].At-0.5) > 1e-6 {
 		t.Fatalf("at double speed the second comes at %g", got[1].At)
 	}
 }
