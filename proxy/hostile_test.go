@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/penstock/penstock/admission"
 	"github.com/penstock/penstock/fleet"
 )
 
@@ -135,4 +136,33 @@ func TestOneRequestCannotDrownTheAccounts(t *testing.T) {
 		<-done
 	}
 	g.settled()
+}
+
+// A replica that moves from one pool to another, as by a reload, is in both for a
+// moment. Its series stay, and show what its new pool knows.
+func TestSeriesOfAReplicaThatMoves(t *testing.T) {
+	r := newFakeReplica(t, ok)
+	g := newRig(t, []*fakeReplica{r}, func(o *Options, _ *admission.Config) {
+		o.Pools = append(o.Pools, PoolOptions{Name: "q", Models: []string{"m2"}, Core: admission.New(admission.Config{})})
+	})
+	label := func(name, more string) string { return name + `{replica="` + r.addr() + `"` + more + `}` }
+	if err := g.p.AddReplica("q", ReplicaSpec{ID: 2, Addr: r.addr(), Models: []string{"m2"}}); err != nil {
+		t.Fatal(err)
+	}
+	g.do(chat(plainBody))
+	g.p.RemoveReplica(1)
+	g.do(chat(strings.Replace(plainBody, "m1", "m2", 1)))
+	if n := g.metric(label("penstock_attempts_total", "")); n != 2 {
+		t.Errorf("attempts: %v", n)
+	}
+	for state, want := range map[string]float64{"up": 0, "ramping": 1, "draining": 0} {
+		if n := g.metric(label("penstock_replica_state", `,state="`+state+`"`)); n != want {
+			t.Errorf("state %s: %v, want %v", state, n, want)
+		}
+	}
+	g.settled()
+	g.p.RemoveReplica(2)
+	if n := g.metric(label("penstock_attempts_total", "")); n != -1 {
+		t.Errorf("a replica that is in no pool has series: %v", n)
+	}
 }

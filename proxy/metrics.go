@@ -191,8 +191,11 @@ func newReplicaMetrics(reg *telemetry.Registry, name string) *replicaMetrics {
 	}
 }
 
-// register adds the gauges that read the core's view.
+// register adds the gauges that read the core's view. Two pools may have one
+// replica, as when it moves from one to the other: the gauges show what the pool
+// that it joined last knows.
 func (m *replicaMetrics) register(pl *pool, r *replica) {
+	m.dropGauges(pl.p.reg)
 	reg, id := pl.p.reg, r.spec.ID
 	view := func(f func(v *fleet.Replica) float64) func() float64 {
 		return func() float64 {
@@ -236,7 +239,14 @@ func (m *replicaMetrics) register(pl *pool, r *replica) {
 // drop takes the replica's series away.
 func (m *replicaMetrics) drop(reg *telemetry.Registry) {
 	for _, d := range []*telemetry.Def{telemetry.Attempts, telemetry.TokensIn, telemetry.TokensCached, telemetry.TokensOut, telemetry.TTFT,
-		telemetry.ITL, telemetry.E2E, telemetry.ReplicaFlight, telemetry.ReplicaPrefill, telemetry.ReplicaKV, telemetry.ReplicaShare,
+		telemetry.ITL, telemetry.E2E} {
+		reg.Drop(d, m.name)
+	}
+	m.dropGauges(reg)
+}
+
+func (m *replicaMetrics) dropGauges(reg *telemetry.Registry) {
+	for _, d := range []*telemetry.Def{telemetry.ReplicaFlight, telemetry.ReplicaPrefill, telemetry.ReplicaKV, telemetry.ReplicaShare,
 		telemetry.ScalePrefill, telemetry.ScaleDecode, telemetry.PredictRatio} {
 		reg.Drop(d, m.name)
 	}

@@ -119,8 +119,24 @@ func (p *Proxy) RemoveReplica(id fleet.ID) {
 	pl.advance(now)
 	pl.mu.Unlock()
 	r.close()
-	r.metrics.drop(p.reg)
+	p.dropSeries(r)
 	p.reroute()
+}
+
+// dropSeries takes the series of a replica that has left away, unless another
+// pool has it too: then they are those of that one. Under repMu.
+func (p *Proxy) dropSeries(r *replica) {
+	var newest *replica
+	for id, o := range p.byID {
+		if o.spec.Name == r.spec.Name && (newest == nil || id > newest.spec.ID) {
+			newest = o
+		}
+	}
+	if newest == nil {
+		r.metrics.drop(p.reg)
+		return
+	}
+	newest.metrics.register(newest.pool, newest)
 }
 
 // DrainReplica is the operator's drain: on takes no new work, off ends it.
