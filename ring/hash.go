@@ -69,18 +69,7 @@ func before(i int, s uint64, j int, t uint64) bool {
 // Lookup returns the first and the second choice for key, -1 where there are
 // fewer members.
 func (h *Hash) Lookup(key uint64) (first, second int) {
-	first, second = -1, -1
-	var s1, s2 uint64
-	for i, seed := range h.seeds {
-		switch s := score(key, seed); {
-		case before(i, s, first, s1):
-			second, s2 = first, s1
-			first, s1 = i, s
-		case before(i, s, second, s2):
-			second, s2 = i, s
-		}
-	}
-	return first, second
+	return h.within(key, nil, 0)
 }
 
 // LookupBounded is Lookup with bounded load: members whose load is over factor
@@ -114,11 +103,13 @@ func (h *Hash) LookupBounded(key uint64, loads []float64, factor float64) (first
 	return first, second
 }
 
+// within is Lookup among the members whose load is not over bound; without
+// loads among all.
 func (h *Hash) within(key uint64, loads []float64, bound float64) (first, second int) {
 	first, second = -1, -1
 	var s1, s2 uint64
 	for i, seed := range h.seeds {
-		if l := loads[i]; l < 0 || l > bound {
+		if loads != nil && (loads[i] < 0 || loads[i] > bound) {
 			continue
 		}
 		switch s := score(key, seed); {

@@ -14,3 +14,11 @@ var ErrAgain = errors.New("again")
 // Most is how many bytes one call should be given, so that none keeps the
 // processor for long: copying them takes some 50 µs.
 const Most = 256 << 10
+
+// Set fills in the pieces; empty ones are left out. More than four may panic.
+func (v *Pieces) Set(pieces ...[]byte) {
+	v.Reset()
+	for _, p := range pieces {
+		v.Add(p)
+	}
+}

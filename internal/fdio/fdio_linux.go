@@ -24,15 +24,7 @@ type Pieces struct {
 	n   int
 }
 
-// Set fills in the pieces; empty ones are left out. More than four panic.
-func (v *Pieces) Set(pieces ...[]byte) {
-	v.Reset()
-	for _, p := range pieces {
-		v.Add(p)
-	}
-}
-
-// Add appends a piece.
+// Add appends a piece; an empty one is left out. More than four panic.
 func (v *Pieces) Add(p []byte) {
 	if len(p) > 0 {
 		v.iov[v.n].Base = unsafe.SliceData(p)

@@ -33,15 +33,7 @@ func result(name string, n int, err error) (int, error) {
 // Pieces is what Writev writes.
 type Pieces struct{ left [][]byte }
 
-// Set fills in the pieces; empty ones are left out.
-func (v *Pieces) Set(pieces ...[]byte) {
-	v.Reset()
-	for _, p := range pieces {
-		v.Add(p)
-	}
-}
-
-// Add appends a piece.
+// Add appends a piece; an empty one is left out.
 func (v *Pieces) Add(p []byte) {
 	if len(p) > 0 {
 		v.left = append(v.left, p)
