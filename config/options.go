@@ -40,7 +40,7 @@ var Options = []Option{
 	{Path: "pools[].profile.max_batched", Doc: "Most tokens in one step (vLLM's --max-num-batched-tokens)."},
 	{Path: "pools[].profile.block_tokens", Doc: "Tokens in one KV block (vLLM's default on CUDA). The scraped size is used instead where a replica tells it."},
 	{Path: "pools[].profile.max_model_len", Doc: "Longest prompt + output that a replica takes, tokens. Left out: as it says itself."},
-	{Path: "pools[].headroom", Default: "0%", Live: true, Doc: "Share of token-work kept free for the first class: n-1 (what the loss of the largest replica would need) or a share. 0% by default: with one class there is nobody to keep it for."},
+	{Path: "pools[].headroom", Default: "0%", Live: true, Doc: "Share of token-work kept free for the first class: n-1 (what the loss of the largest replica would need) or a share. 0% by default: with one class there is nobody to keep it for. With several set it: else the lower ones fill the replicas up to their own objectives, and the first class's requests, which may not wait so long, find no place and are refused."},
 	{Path: "pools[].objective.ttft", Live: true, Doc: "Time to first token that a request has to get to be of use, as 500ms: one that no replica can give it now is held, and shed when it can be met no more. Left out: nothing is shed for being late, and requests are held by a generous guess (2s, and 1s for each 1,000 prompt tokens)."},
 	{Path: "pools[].objective.ttft_per_1k", Live: true, Doc: "Added to ttft for each 1,000 prompt tokens, as 120ms: a long prompt cannot begin as soon as a short one."},
 	{Path: "pools[].objective.itl", Live: true, Doc: "Mean gap between two tokens that a request has to get, as 50ms (20 tokens a second, faster than people read)."},
