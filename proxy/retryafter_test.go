@@ -109,7 +109,7 @@ func TestContextOfReplicas(t *testing.T) {
 		t.Errorf("%d of 6 prompts of 2,000 tokens went to the replica that takes 1,000", short.Load())
 	}
 	a := g.do(chat(body(16_000)))
-	if a.status != 400 || !strings.Contains(string(a.body), `"context_length_exceeded"`) {
+	if a.status != 400 || !strings.Contains(a.body, `"context_length_exceeded"`) {
 		t.Errorf("20,000 tokens, 4,000 is the longest context: %d %s", a.status, a.body)
 	}
 	g.settled()
