@@ -103,10 +103,11 @@ func (p *Pool) watch(now float64, r *replica, v *fleet.Replica) {
 // byte nor a moved counter for longer than it may.
 func (p *Pool) hung(now float64, r *replica, v *fleet.Replica, patience float64) bool {
 	limit := p.cfg.HangAfter + 2*min(patience, 30)
+	unseen := p.unseen(now, r, limit)
 	switch {
-	case v.Health.State == fleet.StateTrial && !newProcess(v.Health.Reason):
+	case v.Health.State == fleet.StateTrial && !newProcess(v.Health.Reason) && !unseen:
 		limit = min(limit, 1+2*patience) // it was hung or worse before: little patience
-	case !r.moving:
+	case !r.moving || unseen:
 		// No counter tells whether it works; one long prefill, or an answer in
 		// one piece, shows nothing for a long time.
 		limit += 2 * p.cfg.HangAfter
@@ -121,6 +122,23 @@ func (p *Pool) hung(now float64, r *replica, v *fleet.Replica, patience float64)
 		}
 	}
 	return now-r.sign > limit
+}
+
+// unseen tells whether nothing would show that the replica works: it has only
+// answers in one piece to make, and its pages, which would tell, did not come for
+// so long. That a page is missing says nothing of the engine.
+func (p *Pool) unseen(now float64, r *replica, limit float64) bool {
+	if !r.moving || now-(p.view.Now-r.page)-r.sign > limit {
+		return false // as far as pages came, its counters stood still for longer
+	}
+	for _, l := range [2]*ticketList{&r.pend, &r.begun} {
+		for t := l.head; t != nil; t = t.next {
+			if !t.Work.Whole {
+				return false // a stream shows it
+			}
+		}
+	}
+	return true
 }
 
 // Evidence takes what a probe or a scrape saw. What answers tell comes with
@@ -281,7 +299,7 @@ func (p *Pool) alive(now float64, r *replica, v *fleet.Replica, old, s *fleet.Sa
 			r.counters[k] = c
 		}
 	}
-	r.moving = r.moving || moved
+	r.moving, r.page = r.moving || moved, now
 	still := now-r.sign > stoodStill
 	if moved {
 		r.sign = now

@@ -35,11 +35,12 @@ type replica struct {
 	good      float64 // when the latest request was placed that it began to answer
 	late      span    // from placement to first token, of the last one that came far later than predicted
 	counters  [3]float64
-	moving    bool // its counters have been seen to move
-	stale     bool // what predictions need of it has changed, see loadedOf
-	revoke    bool // tickets without a first token must go elsewhere
-	kept      bool // some stay, since nobody else could have them (keeps)
-	slow      bool // it was ejected as slow: what it had stays there
+	moving    bool    // its counters have been seen to move
+	page      float64 // when the latest good page of it came
+	stale     bool    // what predictions need of it has changed, see loadedOf
+	revoke    bool    // tickets without a first token must go elsewhere
+	kept      bool    // some stay, since nobody else could have them (keeps)
+	slow      bool    // it was ejected as slow: what it had stays there
 	blockSize float64
 
 	learn    learned

@@ -70,8 +70,8 @@ func (p *Pool) silentToo(now float64, r *replica, v *fleet.Replica) bool {
 	switch h := &v.Health; {
 	case !h.Open() && h.State != fleet.StateBusy:
 		return silence(h.Reason)
-	case r.idle():
-		return h.ProbeFails > 0 // it owes nothing, so only its probe can tell
+	case r.idle() || p.unseen(now, r, p.cfg.HangAfter):
+		return h.ProbeFails > 0 // it owes nothing that would be seen, so only its probe can tell
 	}
 	return p.hung(now+0.75*p.cfg.HangAfter, r, v, 0)
 }
@@ -79,7 +79,7 @@ func (p *Pool) silentToo(now float64, r *replica, v *fleet.Replica) bool {
 // slowHangs tells whether a replica that was ejected as slow, and answers what it
 // has, does not even do that: one that stops is seen late before it is seen to hang.
 func (p *Pool) slowHangs(now float64, r *replica, v *fleet.Replica, patience float64) bool {
-	if !p.hung(now, r, v, patience) {
+	if !silence(v.Health.Reason) && !p.hung(now, r, v, patience) {
 		return false
 	}
 	r.slow = false
@@ -110,6 +110,8 @@ func (p *Pool) watchLeaving(now float64, r *replica, v *fleet.Replica, patience 
 	switch {
 	case p.hung(now, r, v, patience):
 		v.Health.Reason = fleet.EvidenceStalled
+		r.revoke, p.revoking = true, true
+	case silence(v.Health.Reason) && r.sign <= v.Health.Since: // as it was when it was taken out
 		r.revoke, p.revoking = true, true
 	case silence(v.Health.Reason): // it goes on
 		v.Health.Reason, r.kept = fleet.EvidenceDraining, false
