@@ -113,7 +113,11 @@ func (p *Pool) hung(now float64, r *replica, v *fleet.Replica, patience float64)
 		limit += 2 * p.cfg.HangAfter
 		for t := r.begun.head; t != nil; t = t.next {
 			if t.Work.Whole {
-				limit += 2 * t.Decision.Own
+				own := t.Decision.Own
+				if onlyWhole(r) { // it may take all the tokens that were asked for, and no stream would show that it works
+					own = max(own, t.itl*float64(t.Work.MaxOut))
+				}
+				limit += 2 * own
 				break
 			}
 		}
@@ -131,10 +135,15 @@ func (p *Pool) unseen(now float64, r *replica, limit float64) bool {
 	if !r.moving || now-(p.view.Now-r.page)-r.sign > limit {
 		return false // as far as pages came, its counters stood still for longer
 	}
+	return onlyWhole(r)
+}
+
+// onlyWhole tells whether there is no stream at the replica.
+func onlyWhole(r *replica) bool {
 	for _, l := range [2]*ticketList{&r.pend, &r.begun} {
 		for t := l.head; t != nil; t = t.next {
 			if !t.Work.Whole {
-				return false // a stream shows it
+				return false
 			}
 		}
 	}

@@ -48,3 +48,39 @@ func TestMissingPagesAreNoHang(t *testing.T) {
 		}
 	}
 }
+
+// A server that tells no counters at all (vLLM's --disable-log-stats) is not taken
+// for hung while it makes a long answer in one piece that it was asked for.
+func TestALongAnswerWithoutCountersIsNoHang(t *testing.T) {
+	p := pool(t, Config{}, 2)
+	a := request(60)
+	a.Work.Whole, a.Work.MaxOut, a.Work.Deadline = true, 8000, 300
+	if d := p.Admit(1, a); d.Verdict != Placed {
+		t.Fatalf("%+v", d)
+	}
+	itl := a.Decision.ITL
+	end := 1 + 8000*itl
+	if end < 30 {
+		t.Fatalf("8,000 tokens are supposed to take %v s: the test shows nothing", end)
+	}
+	for now := 1.1; now < 1+1.5*8000*itl; now += 0.1 {
+		for id := fleet.ID(1); id <= 2; id++ {
+			p.Evidence(now, id, fleet.EvidenceProbeOK)
+			p.Evidence(now, id, fleet.EvidenceScrapeFailed)
+		}
+		p.Advance(now, nil)
+		if n := len(p.Revoked(nil)); n > 0 {
+			t.Fatalf("taken back after %.0f s of %.0f", now-1, 8000*itl)
+		}
+	}
+	// It ends, though: beyond twice of what it may take the replica hangs.
+	back := 0
+	for now := 1 + 1.5*8000*itl; now < 60+3*8000*itl; now += 0.5 {
+		p.Evidence(now, a.Decision.Replica, fleet.EvidenceProbeOK)
+		p.Advance(now, nil)
+		back += len(p.Revoked(nil))
+	}
+	if back != 1 {
+		t.Errorf("it is never taken back")
+	}
+}
