@@ -40,7 +40,7 @@ func (p *Pool) try(now float64, t *Ticket, block *replica) tryResult {
 	p.lookup(&t.Work)
 	p.seed++
 	c.Seed = p.seed
-	c.Par.ITL = p.cfg.Classes[t.Work.Class].Objective.ITL
+	c.Par.ITL = p.itlOf(&t.Work)
 	if p.cfg.NoHold {
 		return p.place(now, t, p.policy.Pick(c))
 	}
@@ -112,7 +112,7 @@ func (p *Pool) tryOut(now float64, t *Ticket) tryResult {
 	}
 	p.seed++
 	c.Seed = p.seed
-	c.Par.ITL = p.cfg.Classes[t.Work.Class].Objective.ITL
+	c.Par.ITL = p.itlOf(&t.Work)
 	if i, _ := p.choose(now, t); i >= 0 {
 		return p.place(now, t, i)
 	}
@@ -383,6 +383,7 @@ type limits struct {
 	elapsed float64 // of it, gone by (0 for a patient class)
 	patient bool    // is served late, too
 	itl     float64 // +Inf = none
+	before  float64 // longest wait for others that its replica may have, see Pool.room
 	margin  float64 // factor on predictions of TTFT
 	steps   float64 // and what is added to them, in steps of the engine
 	slight  float64 // and what is taken off them before, see Pool.slight
@@ -393,7 +394,7 @@ type limits struct {
 func (p *Pool) limitsOf(now float64, t *Ticket) limits {
 	w := &t.Work
 	cl := &p.cfg.Classes[w.Class]
-	l := limits{ttft: cl.Objective.Limit(w.Prompt), itl: math.Inf(1), margin: math.Exp(p.margin), steps: p.late}
+	l := limits{ttft: cl.Objective.Limit(w.Prompt), itl: math.Inf(1), before: math.Inf(1), margin: math.Exp(p.margin), steps: p.late}
 	l.slight = p.slight(l.ttft)
 	if l.patient = cl.Patient; !cl.Patient {
 		l.elapsed = now - w.Arrived
@@ -408,10 +409,61 @@ func (p *Pool) limitsOf(now float64, t *Ticket) limits {
 		}
 		l.others = p.pressure(int(w.Class)) * max(0, 1-(now-w.Arrived)/long)
 	}
-	if cl.Objective.ITL > 0 {
-		l.itl = cl.Objective.ITL * math.Exp(-p.marginITL)
+	if itl := p.itlOf(w); itl > 0 {
+		l.itl = itl * math.Exp(-p.marginITL)
+	}
+	if p.keepsRoom(w) {
+		l.before = p.room[w.Class].before
 	}
 	return l
+}
+
+// room is what a class leaves at a busy replica for those above it. What is
+// held goes by class, and what runs does not: a lower class with looser
+// objectives, or none, filled the replicas until nothing of a class above it could
+// be in time, and all of that was refused.
+type room struct {
+	itl    float64 // tightest objective of it and those above it, seconds; 0 = none has one
+	before float64 // longest wait for prefills and memory before it, seconds; +Inf = its own objective is as tight
+}
+
+// roomOf is the part of a TTFT objective that a lower class's requests may find
+// before them: all of it would leave those that the objective is of nothing to
+// wait in.
+const roomOf = 0.5
+
+// setRoom works out the room of each class.
+func (p *Pool) setRoom() {
+	p.room = make([]room, len(p.cfg.Classes))
+	ttft, itl := math.Inf(1), math.Inf(1)
+	for c := range p.cfg.Classes {
+		o := &p.cfg.Classes[c].Objective
+		r := &p.room[c]
+		r.before = math.Inf(1)
+		if ttft < o.TTFT {
+			r.before = roomOf * ttft
+		}
+		ttft = min(ttft, o.TTFT)
+		if o.ITL > 0 {
+			itl = min(itl, o.ITL)
+		}
+		if !math.IsInf(itl, 1) {
+			r.itl = itl
+		}
+	}
+}
+
+// keepsRoom tells whether a request has to leave room for classes above it. What
+// its minimum share owes its class need not.
+func (p *Pool) keepsRoom(w *fleet.Work) bool { return w.Class > 0 && !p.held.due(int(w.Class)) }
+
+// itlOf is the objective for ITL that a request has to keep where it goes, for
+// itself and for those above it, seconds; 0 = none.
+func (p *Pool) itlOf(w *fleet.Work) float64 {
+	if p.keepsRoom(w) {
+		return p.room[w.Class].itl
+	}
+	return p.cfg.Classes[w.Class].Objective.ITL
 }
 
 // aloneSlack is how much later than on an idle replica a prompt may get its
@@ -450,6 +502,7 @@ func (l *limits) over(v *fleet.Replica, s *scorer.Loaded, pr *scorer.Prediction)
 	} else {
 		over = max(0, l.spare(pr.TTFT, pr)-(l.ttft-l.elapsed))
 	}
+	over = max(over, pr.Queue+pr.Wait-l.before)
 	switch {
 	case s.Requests == 0:
 		return over, true, false // an idle replica always takes one
@@ -692,7 +745,8 @@ func (p *Pool) use(v *fleet.Replica) float64 {
 	if v.Trust >= 0.5 {
 		u = max(u, l.PrefillTokens*v.ScalePrefill*v.Profile.PerPrefill/o.TTFT)
 		if o.ITL > 0 {
-			u = max(u, scorer.Step(v, float64(l.Requests), l.KVTokens)/o.ITL)
+			gap := scorer.Step(v, float64(l.Requests), l.KVTokens) / (1 - min(0.9, v.PrefillShare))
+			u = max(u, gap/(o.ITL*math.Exp(-p.marginITL)))
 		}
 	}
 	return min(1, u)

@@ -609,7 +609,7 @@ func (p *Pool) Takeable(now float64, out []*Ticket) []*Ticket {
 				continue // its minimum share is owed to the first of them
 			}
 			p.lookup(&t.Work)
-			p.ctx.Par.ITL = p.cfg.Classes[c].Objective.ITL
+			p.ctx.Par.ITL = p.itlOf(&t.Work)
 			lim, takes := p.limitsOf(now, t), trial >= 0
 			for _, i := range p.ctx.Cand {
 				v := &p.view.Replicas[i]

@@ -364,7 +364,7 @@ func (p *Pool) learnEnd(now float64, t *Ticket, r *replica, v *fleet.Replica, e 
 	l.logITL += g * (math.Log(ratio) - l.logITL)
 	l.obsITL += g * (itl - l.obsITL)
 	l.predITL += g * (t.itl - l.predITL)
-	if expected := t.itl * v.Pace; expected > nearITL*p.cfg.Classes[w.Class].Objective.ITL*math.Exp(-p.marginITL) {
+	if expected, limit := t.itl*v.Pace, p.cfg.Classes[w.Class].Objective.ITL; limit > 0 && expected > nearITL*limit*math.Exp(-p.marginITL) {
 		// Only where it was a close decision: while load rises from less, every
 		// answer is slower than was predicted when it began, and none too slow.
 		p.marginITL = follow(p.marginITL, math.Log(itl/expected), marginQuantileITL, marginStepITL, marginMin, marginMaxITL)

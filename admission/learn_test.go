@@ -83,3 +83,24 @@ func TestASmallOffsetIsLeftToTheMargin(t *testing.T) {
 		t.Error("nothing is learned, and something taken off")
 	}
 }
+
+// How far a class without an objective for ITL is from the prediction teaches
+// nothing of how close the others may go to theirs.
+func TestGapsOfAClassWithoutAnObjectiveTeachNoMargin(t *testing.T) {
+	for class, moves := range map[uint8]bool{0: true, 1: false} {
+		p := pool(t, Config{Classes: []Class{{Name: "a", Wait: -1, Objective: Objective{TTFT: 0.5, ITL: 0.007}}, {Name: "b", Wait: -1}}}, 1)
+		was, now := p.marginITL, 1.0
+		for range 50 {
+			x := classed(1, class, 100)
+			if d := p.Admit(now, x); d.Verdict != Placed {
+				t.Fatalf("%+v", d)
+			}
+			p.First(now+0.02, x)
+			p.Done(now+2, x, End{Outcome: Finished, Completion: 100}) // 20 ms a token
+			now += 3
+		}
+		if (p.marginITL > was) != moves {
+			t.Errorf("class %d: margin %v, was %v", class, p.marginITL, was)
+		}
+	}
+}

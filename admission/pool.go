@@ -100,6 +100,7 @@ type Pool struct {
 	window    float64 // how long answers take from the first token on, seconds
 	crowdAt   float64 // when the replicas' crowd was brought up to date
 	nextScale float64
+	room      []room    // by class
 	stood     float64   // how long the router itself stood still, in all, seconds
 	sorted    []float64 // scratch
 	stats     Stats
@@ -118,6 +119,7 @@ func New(cfg Config) *Pool {
 		p.shadow = scorer.Find(cfg.Shadow)
 	}
 	p.held.init(&p.cfg)
+	p.setRoom()
 	p.elsewhere = make([]int, len(p.cfg.Classes))
 	p.rates.init(len(p.cfg.Classes))
 	p.turns.init(len(p.cfg.Classes))

@@ -32,6 +32,7 @@ func (p *Pool) Reconfigure(cfg Config) error {
 	c.Objective = cfg.Objective
 	c.Headroom, c.HeadroomN1, c.Cap = cfg.Headroom, cfg.HeadroomN1, cfg.Cap
 	c.MaxHeld, c.MaxHeldBytes, c.HangAfter = cfg.MaxHeld, cfg.MaxHeldBytes, cfg.HangAfter
+	p.setRoom()
 	p.dirty = true
 	return nil
 }

@@ -169,7 +169,6 @@ func load(src config.Source) (*config.Config, error) {
 			errs = append(errs, cfg.Problem(fmt.Sprintf("pools[%d]", i), err))
 		}
 		cfg.Warnings = append(cfg.Warnings, tooTight(cfg, i)...)
-		cfg.Warnings = append(cfg.Warnings, nothingKept(cfg, i)...)
 	}
 	for i := range cfg.Routes {
 		for j := range cfg.Routes[i].Tiers {
@@ -226,18 +225,6 @@ func tooTight(cfg *config.Config, i int) (warnings []string) {
 		}
 	}
 	return warnings
-}
-
-// nothingKept warns of several classes in a pool without headroom: what is held
-// goes by class, but a replica's queue does not. Beside a flood of a lower class
-// with a looser objective every request of the first was refused.
-func nothingKept(cfg *config.Config, i int) []string {
-	p := &cfg.Pools[i]
-	if len(cfg.Classes) < 2 || p.Headroom.NMinus1 || p.Headroom.Share > 0 {
-		return nil
-	}
-	return []string{fmt.Sprintf("pools[%d].headroom: nothing is kept free in pool %s for class %s; lower ones may fill its replicas so that its requests find no place in time: write n-1 or a share as 20%%",
-		i, p.Name, cfg.Classes[0].Name)}
 }
 
 func policyNames() []string { return scorer.Names() }

@@ -451,30 +451,6 @@ func TestCheckWarnsOfAnObjectiveThatLeavesNoRoom(t *testing.T) {
 	}
 }
 
-// Several classes and nothing kept for the first one is warned of.
-func TestCheckWarnsOfClassesWithoutHeadroom(t *testing.T) {
-	file := filepath.Join(t.TempDir(), "p.yaml")
-	for _, c := range []struct {
-		pool, classes string
-		warns         bool
-	}{
-		{"", "{name: a}, {name: b}", true},
-		{", headroom: 0%", "{name: a}, {name: b}", true},
-		{", headroom: n-1", "{name: a}, {name: b}", false},
-		{", headroom: 20%", "{name: a}, {name: b}", false},
-		{"", "{name: a}", false},
-	} {
-		text := fmt.Sprintf("pools: [{name: p%s, replicas: {static: [\"http://h:1\", \"http://h:2\"]}}]\nclasses: [%s]\n", c.pool, c.classes)
-		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		code, out := command1("check", file)
-		if code != 0 || strings.Contains(out, "warning: pools[0].headroom: nothing is kept free in pool p for class a") != c.warns || !c.warns && strings.Contains(out, "warning") {
-			t.Errorf("%s: status %d:\n%s", text, code, out)
-		}
-	}
-}
-
 // Each command tells its own usage on --help, which is no failure, and takes
 // no argument that it would not look at.
 func TestEveryCommandHasHelpAndTakesNoStrayArgument(t *testing.T) {
