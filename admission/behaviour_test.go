@@ -148,6 +148,41 @@ func TestHeadroomIsKeptForTheTopClass(t *testing.T) {
 	}
 }
 
+// What a lower class may use of the first one's time is measured as the first
+// one's own requests are judged: with the decoding between the prefills.
+func TestHeadroomCountsDecodingBetweenPrefills(t *testing.T) {
+	p := pool(t, Config{HeadroomN1: true, HangAfter: 1e6, Classes: []Class{
+		{Name: "a", Wait: 2, Objective: Objective{TTFT: 0.5}}, {Name: "b", Wait: 60, Objective: Objective{TTFT: 10}}}}, 3)
+	flood := func(now float64) (placed []*Ticket) {
+		for range 300 {
+			x := &Ticket{Work: fleet.Work{Model: 1, Class: 1, Prompt: 1500, MaxOut: 200}}
+			if d := p.Admit(now, x); d.Verdict != Placed {
+				if d.Verdict == Held {
+					p.Leave(now, x)
+				}
+				break
+			}
+			placed = append(placed, x)
+		}
+		return placed
+	}
+	now, decoding := 1.0, 0
+	for range 12 {
+		some := flood(now)
+		now++
+		for _, x := range some {
+			p.First(now, x)
+		}
+		decoding += len(some)
+	}
+	if n := len(flood(now)); decoding < 30 {
+		t.Fatalf("%d decode and %d are before their first token: no such load", decoding, n)
+	}
+	if d := p.Admit(now, &Ticket{Work: fleet.Work{Model: 1, Class: 0, Prompt: 400, MaxOut: 50}}); d.Verdict != Placed {
+		t.Errorf("beside %d of the lower class the first one gets %+v", decoding, d)
+	}
+}
+
 func TestReasonsOfRefusal(t *testing.T) {
 	p := pool(t, Config{}, 1)
 	p.Join(0, ReplicaSpec{ID: 1, Models: []uint32{1}, Caps: 1, Region: 2, Profile: h100(), Warm: true})

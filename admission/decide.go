@@ -383,7 +383,7 @@ type limits struct {
 	elapsed float64 // of it, gone by (0 for a patient class)
 	patient bool    // is served late, too
 	itl     float64 // +Inf = none
-	before  float64 // longest wait for others that its replica may have, see Pool.room
+	before  float64 // longest time until its own prompt's turn, see Pool.room
 	margin  float64 // factor on predictions of TTFT
 	steps   float64 // and what is added to them, in steps of the engine
 	slight  float64 // and what is taken off them before, see Pool.slight
@@ -397,7 +397,7 @@ func (p *Pool) limitsOf(now float64, t *Ticket) limits {
 	l := limits{ttft: cl.Objective.Limit(w.Prompt), itl: math.Inf(1), before: math.Inf(1), margin: math.Exp(p.margin), steps: p.late}
 	l.slight = p.slight(l.ttft)
 	if l.patient = cl.Patient; !cl.Patient {
-		l.elapsed = now - w.Arrived
+		l.elapsed = now - t.since
 	}
 	// Whoever waits wants it: else the lower of two classes would have the looser
 	// measure, since more wait of it and those above it.
@@ -407,7 +407,7 @@ func (p *Pool) limitsOf(now float64, t *Ticket) limits {
 		if cl.Patient { // it may wait for longer, and not so that it goes before a class above it
 			long = max(cl.Wait, aloneSlack*long)
 		}
-		l.others = p.pressure(int(w.Class)) * max(0, 1-(now-w.Arrived)/long)
+		l.others = p.pressure(int(w.Class)) * max(0, 1-(now-t.since)/long)
 	}
 	if itl := p.itlOf(w); itl > 0 {
 		l.itl = itl * math.Exp(-p.marginITL)
@@ -424,13 +424,13 @@ func (p *Pool) limitsOf(now float64, t *Ticket) limits {
 // be in time, and all of that was refused.
 type room struct {
 	itl    float64 // tightest objective of it and those above it, seconds; 0 = none has one
-	before float64 // longest wait for prefills and memory before it, seconds; +Inf = its own objective is as tight
+	before float64 // longest time until its own prompt's turn, seconds; +Inf = its own objective is as tight
 }
 
-// roomOf is the part of a TTFT objective that a lower class's requests may find
-// before them: all of it would leave those that the objective is of nothing to
-// wait in.
-const roomOf = 0.5
+// roomOf is the part of a TTFT objective that may go by before a lower class's
+// request has its turn, counted as for a request of the class that the objective
+// is of: the rest is for what that itself takes and waits.
+const roomOf = 0.7
 
 // setRoom works out the room of each class.
 func (p *Pool) setRoom() {
@@ -502,7 +502,7 @@ func (l *limits) over(v *fleet.Replica, s *scorer.Loaded, pr *scorer.Prediction)
 	} else {
 		over = max(0, l.spare(pr.TTFT, pr)-(l.ttft-l.elapsed))
 	}
-	over = max(over, pr.Queue+pr.Wait-l.before)
+	over = max(over, l.spare(s.Through(0)+pr.Queue+pr.Wait, pr)-l.before)
 	switch {
 	case s.Requests == 0:
 		return over, true, false // an idle replica always takes one
@@ -704,7 +704,7 @@ func (p *Pool) wouldUseHeadroom(w *fleet.Work) bool {
 		open++
 		total += size
 		largest = max(largest, size)
-		use += size * p.use(v)
+		use += size * p.use(i)
 	}
 	free := p.cfg.Headroom
 	if p.cfg.HeadroomN1 && open > 1 { // of one replica all would have to stay free
@@ -724,7 +724,7 @@ func (p *Pool) Free() float64 {
 		}
 		size := float64(v.Profile.KVTokens)
 		total += size
-		use += size * p.use(v)
+		use += size * p.use(i)
 	}
 	if total == 0 {
 		return 0
@@ -735,7 +735,8 @@ func (p *Pool) Free() float64 {
 // use is the share of a replica's capacity in use, 0..1: of its memory, its
 // slots, the TTFT objective of the top class or its ITL objective, whichever
 // is nearest to its end.
-func (p *Pool) use(v *fleet.Replica) float64 {
+func (p *Pool) use(i int) float64 {
+	v := &p.view.Replicas[i]
 	l := v.Load()
 	if l.Requests == 0 {
 		return 0 // what its cache keeps is in nobody's way
@@ -743,7 +744,12 @@ func (p *Pool) use(v *fleet.Replica) float64 {
 	o := &p.cfg.Classes[0].Objective
 	u := max(v.Memory()/float64(v.Profile.KVTokens), float64(l.Requests)/float64(v.Profile.MaxSeqs))
 	if v.Trust >= 0.5 {
-		u = max(u, l.PrefillTokens*v.ScalePrefill*v.Profile.PerPrefill/o.TTFT)
+		if l.PrefillTokens > 0 {
+			// As a request of the first class would be judged there: decoding goes on between the prefills.
+			t := p.loadedOf(i).Through(l.PrefillTokens)
+			step := scorer.Step(v, float64(l.Requests), l.KVTokens)
+			u = max(u, (math.Exp(p.margin)*(t-p.slight(o.TTFT))+p.late*step)/o.TTFT)
+		}
 		if o.ITL > 0 {
 			gap := scorer.Step(v, float64(l.Requests), l.KVTokens) / (1 - min(0.9, v.PrefillShare))
 			u = max(u, gap/(o.ITL*math.Exp(-p.marginITL)))

@@ -274,14 +274,14 @@ func (p *Pool) hold(now float64, t *Ticket) Decision {
 	if alone > whole {
 		whole = aloneSlack * alone
 	}
-	t.latest = w.Arrived + whole - alone
+	t.latest = t.since + whole - alone
 	t.order = t.latest
 	if t.first {
 		t.order -= turnFirst
 	}
 	t.expire = math.Inf(1)
 	if cl.Wait > 0 {
-		t.expire = w.Arrived + cl.Wait
+		t.expire = t.since + cl.Wait
 	}
 	if !cl.Patient {
 		t.expire = min(t.expire, t.latest)
@@ -634,7 +634,7 @@ func (p *Pool) Takeable(now float64, out []*Ticket) []*Ticket {
 // worth a replica's capacity. One that is nearly lost is not: under overload
 // that is what the head of the queue is.
 func (p *Pool) worthKeeping(now float64, t *Ticket) bool {
-	return p.cfg.Classes[t.Work.Class].Patient || now < (t.Work.Arrived+t.latest)/2
+	return p.cfg.Classes[t.Work.Class].Patient || now < (t.since+t.latest)/2
 }
 
 // keepFor is the replica that a starving request could have soonest.

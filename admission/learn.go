@@ -104,7 +104,7 @@ func (p *Pool) learnFirst(now float64, t *Ticket, v *fleet.Replica) {
 // choice, only how much is let in.
 func (p *Pool) learnMargin(observed float64, t *Ticket) {
 	cl := &p.cfg.Classes[t.Work.Class]
-	limit, held := cl.Objective.Limit(t.Work.Prompt), t.placedAt-t.Work.Arrived
+	limit, held := cl.Objective.Limit(t.Work.Prompt), t.placedAt-t.since
 	expected := max(leastTTFT, t.ttft-p.slight(limit))
 	p.margin = follow(p.margin, math.Log(observed/expected), marginQuantile, marginStep, marginMin, marginMax)
 	if at := held + expected; at < nearTTFT*limit || at > limit || cl.Patient || t.itl <= 0 || math.Abs(t.rep.learn.logTTFT) > trueTTFT {

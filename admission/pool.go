@@ -269,6 +269,11 @@ func (p *Pool) Admit(now float64, t *Ticket) Decision {
 	t.ticketState = ticketState{charged: charged}
 	t.Decision = Decision{}
 	p.normalise(now, t)
+	if t.since = t.Work.Arrived; t.Work.Excluded > 0 && !p.crowded(int(t.Work.Class)) {
+		// A replica's fault took its time. Late is better than never, while not so
+		// many wait who can still be in time.
+		t.since = now
+	}
 	p.stats.Offered++
 	class := int(t.Work.Class)
 	t.first = t.Work.Excluded == 0 && p.turns.back(now, t.Work.Print)

@@ -14,10 +14,11 @@ const (
 // ticketState is what the pool keeps in a ticket between Admit and Done.
 type ticketState struct {
 	phase   phase
-	revoked bool // Revoked has returned it
-	trial   bool // the one request of a recovering replica
-	first   bool // it was told to return now
-	charged bool // its tenant's counter was charged (once per request, not per attempt)
+	revoked bool    // Revoked has returned it
+	trial   bool    // the one request of a recovering replica
+	first   bool    // it was told to return now
+	since   float64 // when the time of its objective began: its arrival, or later, see Pool.Admit
+	charged bool    // its tenant's counter was charged (once per request, not per attempt)
 
 	// While placed.
 	rep        *replica

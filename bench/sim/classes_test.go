@@ -1,6 +1,8 @@
 package sim
 
 import (
+	"cmp"
+	"slices"
 	"testing"
 
 	"github.com/penstock/penstock/admission"
@@ -82,6 +84,38 @@ func TestALooserClassLeavesRoomForTheOneAbove(t *testing.T) {
 		t.Logf("%s: %.3f of the first class in time, %.3f of the tokens are the second's", k.name, a, work)
 		if a < k.aLeast || work < k.work {
 			t.Errorf("%s: %.3f of the first class in time, %.3f of the tokens are the second's", k.name, a, work)
+		}
+	}
+}
+
+// The same where steps are long and prompts all there is to wait for: the room is
+// measured with what admission keeps in hand. (By the prompts alone 0.7 % of the
+// first class was served.)
+func TestRoomIsLeftWithWhatIsKeptInHand(t *testing.T) {
+	for _, last := range []admission.Objective{{TTFT: 10}, {}} {
+		first := stream(t, workload.Spec{Rate: 3, Duration: 40, Seed: 1, Prompt: workload.Dist{Mean: 300, CV: 0.1, Max: 8000}, Out: workload.Dist{Mean: 50, CV: 0.1, Max: 2000}})
+		all := stream(t, workload.Spec{Rate: 60, Duration: 40, Seed: 2, Prompt: workload.Dist{Mean: 800, CV: 0.1, Max: 8000}, Out: workload.Dist{Mean: 150, CV: 0.1, Max: 2000}})
+		for i := range all {
+			all[i].Class = 1
+		}
+		all = append(all, first...)
+		slices.SortStableFunc(all, func(a, b workload.Request) int { return cmp.Compare(a.At, b.At) })
+		c := Config{Replicas: hosts(3, "l40s-8b"), Requests: all, Seed: 1, Warmup: 10, Goal: Objective{TTFT: 0.5, TTFTPer1k: 0.12},
+			Pool: admission.Config{Classes: []admission.Class{{Name: "a", Wait: 2, Objective: admission.Objective{TTFT: 0.5, TTFTPer1k: 0.12}}, {Name: "b", Wait: 30, Objective: last}}}}
+		var offered, good [2]float64
+		c.OnResult = func(r *Result) {
+			if r.Request.At < c.Warmup {
+				return
+			}
+			if offered[r.Request.Class]++; r.Outcome == OK && (r.Request.Class > 0 || r.Good) {
+				good[r.Request.Class]++
+			}
+		}
+		simulate(t, c)
+		a, b := good[0]/offered[0], good[1]/offered[1]
+		t.Logf("the lower class's ttft %g s: %.3f of the first class in time, %.3f of the lower one answered", last.TTFT, a, b)
+		if a < 0.97 || b < 0.5 {
+			t.Errorf("the lower class's ttft %g s: %.3f of the first class in time, %.3f of the lower one answered", last.TTFT, a, b)
 		}
 	}
 }
