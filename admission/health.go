@@ -116,6 +116,9 @@ func (p *Pool) hung(now float64, r *replica, v *fleet.Replica, patience float64)
 				own := t.Decision.Own
 				if onlyWhole(r) { // it may take all the tokens that were asked for, and no stream would show that it works
 					own = max(own, t.itl*float64(t.Work.MaxOut))
+					if r.gone && t.Work.MaxOut == 0 { // nothing at all tells of it any more: it may end there
+						own = max(own, t.itl*longAnswer)
+					}
 				}
 				limit += 2 * own
 				break
@@ -127,6 +130,10 @@ func (p *Pool) hung(now float64, r *replica, v *fleet.Replica, patience float64)
 	}
 	return now-r.sign > limit
 }
+
+// longAnswer is how many tokens an answer may have that was asked for without a
+// limit, as far as patience with a replica goes that was removed.
+const longAnswer = 4096
 
 // unseen tells whether nothing would show that the replica works: it has only
 // answers in one piece to make, and its pages, which would tell, did not come for
