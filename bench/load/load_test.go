@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
@@ -230,5 +231,30 @@ func TestMainWritesTableAndJSON(t *testing.T) {
 	}
 	if code := Main([]string{"--rate", "x"}, &out, &errs); code != 2 {
 		t.Error("wrong usage", code)
+	}
+}
+
+// Each request has the headers that were asked for, so that a class can be tried.
+func TestHeadersAreSent(t *testing.T) {
+	got := make(chan string, 10)
+	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		got <- r.Header.Get("X-Request-Class") + "/" + r.Header.Get("X-Sandbox-ID")
+		w.WriteHeader(http.StatusBadRequest)
+	}))
+	defer srv.Close()
+	var out bytes.Buffer
+	args := []string{"--url", srv.URL, "--model", "m", "--requests", "1", "--quiet", "--header", "X-Request-Class: background", "--header", "X-Sandbox-ID:t1"}
+	Main(args, &out, &out)
+	select {
+	case h := <-got:
+		if h != "background/t1" {
+			t.Errorf("headers %q", h)
+		}
+	default:
+		t.Fatalf("no request was sent:\n%s", &out)
+	}
+	out.Reset()
+	if code := Main([]string{"--header", "background"}, &out, &out); code != 2 || !strings.Contains(out.String(), "must be a name and a value") {
+		t.Errorf("status %d:\n%s", code, &out)
 	}
 }

@@ -27,6 +27,7 @@ func Main(args []string, stdout, stderr io.Writer) int {
 	fs.StringVar(&o.API, "api", "chat", "chat or completions")
 	fs.BoolVar(&o.Whole, "no-stream", false, "ask for whole answers")
 	fs.StringVar(&o.APIKey, "api-key", "", "bearer token")
+	fs.Func("header", "header of each request, as 'X-Request-Class: background' (may be given several times)", o.addHeader)
 	arrival := fs.String("arrival", "poisson", "poisson, constant, gamma or ramp")
 	fs.Float64Var(&s.Rate, "rate", 10, "requests per second")
 	fs.Float64Var(&s.RateEnd, "rate-end", 0, "rate at the end of a ramp")

@@ -4,9 +4,11 @@
 package load
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"net/url"
+	"strings"
 	"time"
 
 	"github.com/penstock/penstock/bench/workload"
@@ -153,4 +155,17 @@ func (r *Record) TPOT() float64 {
 		return 0
 	}
 	return (r.End - r.First) / float64(r.Out-1)
+}
+
+// addHeader takes a header of each request as it is written on the wire.
+func (o *Options) addHeader(line string) error {
+	name, value, ok := strings.Cut(line, ":")
+	if name = strings.TrimSpace(name); !ok || name == "" || strings.ContainsAny(name, " \t") {
+		return errors.New("must be a name and a value, as 'X-Request-Class: background'")
+	}
+	if o.Headers == nil {
+		o.Headers = map[string]string{}
+	}
+	o.Headers[name] = strings.TrimSpace(value)
+	return nil
 }
