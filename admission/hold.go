@@ -551,7 +551,9 @@ func (l *look) try(list []*Ticket, t *Ticket) {
 		l.out = append(l.out, t)
 		passBy(list, t)
 	case tryFull:
-		l.failed++
+		if l.failed++; l.placed > 0 && t.okAt == 0 {
+			t.lostAt = l.now
+		}
 		if l.failed == 1 && t.passed >= starved && l.block == nil && p.worthKeeping(l.now, t) {
 			l.block, l.starving = p.keepFor(l.now, t), t
 		}
@@ -598,6 +600,9 @@ func (p *Pool) tryOne(now float64, t *Ticket, block *replica) tryResult {
 // some replica would take now. Work is conserved when none is there for longer
 // than a short wait for a warm replica. For tests and simulations: it costs as
 // much as a look at the queue.
+//
+// A placement may make a replica free for another request that it was not free
+// for just before: see Ticket.LostAt.
 func (p *Pool) Takeable(now float64, out []*Ticket) []*Ticket {
 	var pr scorer.Prediction
 	for c := range p.held.bands {

@@ -52,9 +52,14 @@ type ticketState struct {
 	passed   int     // younger requests placed past it
 	okAt     float64 // since when some replica would have taken it while a warmer one was preferred; 0 = not
 	patience float64 // for how long it waits for the warmer one, from okAt on
+	lostAt   float64 // when last others of the same look were placed and no replica took it
 	toldAt   float64 // when a wait was forecast while this was the newest held one; 0 = never
 	told     float64 // and that wait, seconds, before its correction
 	turn     uint64  // of a shed one: the number of its turn; 0 = none
 	bandPrev *Ticket
 	bandNext *Ticket
 }
+
+// LostAt is when a look at the queue last placed others before this one and
+// found no replica then that would take it, seconds; 0 = never.
+func (t *Ticket) LostAt() float64 { return t.lostAt }

@@ -37,7 +37,8 @@ func TestWorkIsConserved(t *testing.T) {
 			Tenants: rapid.IntRange(1, 3).Draw(t, "tenants"), ClassShares: []float64{0.5, 0.3, 0.2}}
 		c.Requests = stream(t, s)
 		c.Pool = admission.Config{Objective: rapid.SampledFrom([]admission.Objective{{}, {TTFT: 0.5}, {TTFT: 0.5, ITL: 0.05}, {TTFT: 0.2, TTFTPer1k: 0.2, ITL: 0.03}}).Draw(t, "objective"),
-			Classes:    []admission.Class{{Name: "a", Wait: -1}, {Name: "b", Wait: 2}, {Name: "c", Wait: 5, Patient: true}},
+			Classes: []admission.Class{{Name: "a", Wait: -1}, {Name: "b", Wait: 2, Objective: rapid.SampledFrom([]admission.Objective{{}, {TTFT: 10, ITL: 0.2}}).Draw(t, "second")},
+				{Name: "c", Wait: 5, Patient: true}},
 			HeadroomN1: rapid.Bool().Draw(t, "n-1"), Cap: rapid.SampledFrom([]int{0, 8, 40}).Draw(t, "cap")}
 		c.Client = Client{Retry: RetryMode(rapid.IntRange(0, 2).Draw(t, "retry")), Retries: 2, Patience: rapid.SampledFrom([]float64{0, 1}).Draw(t, "patience")}
 		if rapid.Bool().Draw(t, "failure") && n > 1 {

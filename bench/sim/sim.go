@@ -353,6 +353,7 @@ func (s *simulation) checkHeld() {
 			if !known {
 				since = s.now
 			}
+			since = max(since, t.LostAt())
 			could[k] = since
 			s.rep.Withheld = max(s.rep.Withheld, s.now-since)
 		}
