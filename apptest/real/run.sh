@@ -7,14 +7,12 @@
 # also installs vLLM from PyPI (about 2.5 GB). `run.sh engine abort` plays only
 # these faults (of kill, drain, hang, engine, abort) after the first checks.
 #
-# Last runs, 30 November 2026, vLLM 0.32.0 on two cores that others used too:
-#   kill, drain, hang, engine, all at e7cadb6 in one run, all their checks held
-#     kill, drain  154 and 187 requests, 0 errors before an answer began; used again 2.7 and 3.2 s after the restart
-#     hang         235 requests, 0 errors before an answer began, 0 attempts from 10 to 20 s on; used again 3.1 s after it woke
-#     engine       4 of 4 streams end in an explicit error, each a 502 in metric and log; 80 requests after it, 0 errors
-#   abort at 27771d4   12 failovers for "abort"; 18 of 18 whole answers and 14 of 14 streams that had not begun ended well
-#   abort at e7cadb6   a refused probe came before each "abort": 18 of 18 and 12 of 12 ended well; with all 33 requests at
-#                      the one replica 30 failed over and 2 whole ones got a 502, the attempt budget being spent
+# Last run, 30 November 2026, vLLM 0.32.0 on two cores, everything in one run at 06c474b: 42 checks, 0 failed
+#   kill, drain  120 requests each or more, 0 errors before an answer began; used again within 3.8 s of the restart
+#   hang         161 requests, 0 errors before an answer began, 0 attempts from 10 to 20 s on; used again 4.3 s after it woke
+#   engine       4 of 4 streams end in an explicit error, each a 502 in metric and log; 182 requests after it, 0 errors
+#   abort        20 failovers, each by a refused probe before the "abort" came (at 27771d4 12 came by "abort" itself);
+#                12 of 12 whole answers and 8 of 8 streams that had not begun ended well
 #
 #   RV_SCRIPT  real_vllm.sh        (default: ../shared/tools/real_vllm.sh beside this repository)
 #   RV_ROOT    its work folder     (default: ~/.cache/real-vllm)
