@@ -40,7 +40,7 @@ func (p *Pool) try(now float64, t *Ticket, block *replica) tryResult {
 	p.lookup(&t.Work)
 	p.seed++
 	c.Seed = p.seed
-	c.Par.ITL = p.itlOf(&t.Work)
+	c.Par.ITL = p.leaves(&t.Work).itl
 	if p.cfg.NoHold {
 		return p.place(now, t, p.policy.Pick(c))
 	}
@@ -112,7 +112,7 @@ func (p *Pool) tryOut(now float64, t *Ticket) tryResult {
 	}
 	p.seed++
 	c.Seed = p.seed
-	c.Par.ITL = p.itlOf(&t.Work)
+	c.Par.ITL = p.leaves(&t.Work).itl
 	if i, _ := p.choose(now, t); i >= 0 {
 		return p.place(now, t, i)
 	}
@@ -394,7 +394,7 @@ type limits struct {
 func (p *Pool) limitsOf(now float64, t *Ticket) limits {
 	w := &t.Work
 	cl := &p.cfg.Classes[w.Class]
-	l := limits{ttft: cl.Objective.Limit(w.Prompt), itl: math.Inf(1), before: math.Inf(1), margin: math.Exp(p.margin), steps: p.late}
+	l := limits{ttft: cl.Objective.Limit(w.Prompt), itl: math.Inf(1), margin: math.Exp(p.margin), steps: p.late}
 	l.slight = p.slight(l.ttft)
 	if l.patient = cl.Patient; !cl.Patient {
 		l.elapsed = now - t.since
@@ -409,11 +409,9 @@ func (p *Pool) limitsOf(now float64, t *Ticket) limits {
 		}
 		l.others = p.pressure(int(w.Class)) * max(0, 1-(now-t.since)/long)
 	}
-	if itl := p.itlOf(w); itl > 0 {
-		l.itl = itl * math.Exp(-p.marginITL)
-	}
-	if p.keepsRoom(w) {
-		l.before = p.room[w.Class].before
+	r := p.leaves(w)
+	if l.before = r.before; r.itl > 0 {
+		l.itl = r.itl * math.Exp(-p.marginITL)
 	}
 	return l
 }
@@ -453,17 +451,13 @@ func (p *Pool) setRoom() {
 	}
 }
 
-// keepsRoom tells whether a request has to leave room for classes above it. What
-// its minimum share owes its class need not.
-func (p *Pool) keepsRoom(w *fleet.Work) bool { return w.Class > 0 && !p.held.due(int(w.Class)) }
-
-// itlOf is the objective for ITL that a request has to keep where it goes, for
-// itself and for those above it, seconds; 0 = none.
-func (p *Pool) itlOf(w *fleet.Work) float64 {
-	if p.keepsRoom(w) {
-		return p.room[w.Class].itl
+// leaves is the room that a request has to leave where it goes. What its minimum
+// share owes its class has its own objective alone to keep.
+func (p *Pool) leaves(w *fleet.Work) room {
+	if w.Class > 0 && p.held.due(int(w.Class)) {
+		return room{itl: p.cfg.Classes[w.Class].Objective.ITL, before: math.Inf(1)}
 	}
-	return p.cfg.Classes[w.Class].Objective.ITL
+	return p.room[w.Class]
 }
 
 // aloneSlack is how much later than on an idle replica a prompt may get its
@@ -694,7 +688,27 @@ func (p *Pool) wouldUseHeadroom(w *fleet.Work) bool {
 	if w.Class == 0 || p.cfg.Headroom == 0 && !p.cfg.HeadroomN1 {
 		return false
 	}
-	use, total, largest, open := 0.0, 0.0, 0.0, 0
+	use, total, largest, open := p.usage()
+	free := p.cfg.Headroom
+	if p.cfg.HeadroomN1 && open > 1 { // of one replica all would have to stay free
+		free = max(free, largest/total)
+	}
+	return total > 0 && use > (1-free)*total
+}
+
+// Free is the share of the pool's capacity, of replicas that take traffic, that
+// is free now, 0..1. It changes nothing.
+func (p *Pool) Free() float64 {
+	use, total, _, _ := p.usage()
+	if total == 0 {
+		return 0
+	}
+	return 1 - use/total
+}
+
+// usage sums up the replicas that take traffic, open of them: their KV tokens,
+// those of the largest, and what of all is in use.
+func (p *Pool) usage() (use, total, largest float64, open int) {
 	for i := range p.view.Replicas {
 		v := &p.view.Replicas[i]
 		if !v.Health.Open() || p.reps[i].gone {
@@ -706,30 +720,7 @@ func (p *Pool) wouldUseHeadroom(w *fleet.Work) bool {
 		largest = max(largest, size)
 		use += size * p.use(i)
 	}
-	free := p.cfg.Headroom
-	if p.cfg.HeadroomN1 && open > 1 { // of one replica all would have to stay free
-		free = max(free, largest/total)
-	}
-	return total > 0 && use > (1-free)*total
-}
-
-// Free is the share of the pool's capacity, of replicas that take traffic, that
-// is free now, 0..1. It changes nothing.
-func (p *Pool) Free() float64 {
-	use, total := 0.0, 0.0
-	for i := range p.view.Replicas {
-		v := &p.view.Replicas[i]
-		if !v.Health.Open() || p.reps[i].gone {
-			continue
-		}
-		size := float64(v.Profile.KVTokens)
-		total += size
-		use += size * p.use(i)
-	}
-	if total == 0 {
-		return 0
-	}
-	return 1 - use/total
+	return use, total, largest, open
 }
 
 // use is the share of a replica's capacity in use, 0..1: of its memory, its
@@ -744,14 +735,14 @@ func (p *Pool) use(i int) float64 {
 	o := &p.cfg.Classes[0].Objective
 	u := max(v.Memory()/float64(v.Profile.KVTokens), float64(l.Requests)/float64(v.Profile.MaxSeqs))
 	if v.Trust >= 0.5 {
+		step := scorer.Step(v, float64(l.Requests), l.KVTokens)
 		if l.PrefillTokens > 0 {
 			// As a request of the first class would be judged there: decoding goes on between the prefills.
 			t := p.loadedOf(i).Through(l.PrefillTokens)
-			step := scorer.Step(v, float64(l.Requests), l.KVTokens)
 			u = max(u, (math.Exp(p.margin)*(t-p.slight(o.TTFT))+p.late*step)/o.TTFT)
 		}
 		if o.ITL > 0 {
-			gap := scorer.Step(v, float64(l.Requests), l.KVTokens) / (1 - min(0.9, v.PrefillShare))
+			gap := step / (1 - min(0.9, v.PrefillShare))
 			u = max(u, gap/(o.ITL*math.Exp(-p.marginITL)))
 		}
 	}

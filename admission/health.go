@@ -113,14 +113,7 @@ func (p *Pool) hung(now float64, r *replica, v *fleet.Replica, patience float64)
 		limit += 2 * p.cfg.HangAfter
 		for t := r.begun.head; t != nil; t = t.next {
 			if t.Work.Whole {
-				own := t.Decision.Own
-				if onlyWhole(r) { // it may take all the tokens that were asked for, and no stream would show that it works
-					own = max(own, t.itl*float64(t.Work.MaxOut))
-					if r.gone && t.Work.MaxOut == 0 { // nothing at all tells of it any more: it may end there
-						own = max(own, t.itl*longAnswer)
-					}
-				}
-				limit += 2 * own
+				limit += 2 * wholeTime(r, t)
 				break
 			}
 		}
@@ -129,6 +122,20 @@ func (p *Pool) hung(now float64, r *replica, v *fleet.Replica, patience float64)
 		}
 	}
 	return now-r.sign > limit
+}
+
+// wholeTime is how long an answer in one piece may take at r, seconds: as was
+// predicted or, where no stream would show that r works, until all the tokens that
+// were asked for are made.
+func wholeTime(r *replica, t *Ticket) float64 {
+	most := t.Work.MaxOut
+	switch {
+	case !onlyWhole(r):
+		return t.Decision.Own
+	case r.gone && most == 0: // nothing at all tells of it any more: it may end there
+		most = longAnswer
+	}
+	return max(t.Decision.Own, t.itl*float64(most))
 }
 
 // longAnswer is how many tokens an answer may have that was asked for without a

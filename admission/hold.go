@@ -614,7 +614,7 @@ func (p *Pool) Takeable(now float64, out []*Ticket) []*Ticket {
 				continue // its minimum share is owed to the first of them
 			}
 			p.lookup(&t.Work)
-			p.ctx.Par.ITL = p.itlOf(&t.Work)
+			p.ctx.Par.ITL = p.leaves(&t.Work).itl
 			lim, takes := p.limitsOf(now, t), trial >= 0
 			for _, i := range p.ctx.Cand {
 				v := &p.view.Replicas[i]

@@ -9,6 +9,21 @@ import (
 	"github.com/penstock/penstock/bench/workload"
 )
 
+// byClass counts, by class, what was offered from warmup on and what of it was
+// good, and gives each of these results to more.
+func byClass(warmup float64, offered, good []float64, more func(*Result)) func(*Result) {
+	return func(r *Result) {
+		if r.Request.At < warmup {
+			return
+		}
+		offered[r.Request.Class]++
+		if r.Good {
+			good[r.Request.Class]++
+		}
+		more(r)
+	}
+}
+
 // Beyond what the fleet can do it is the lower classes that are refused or wait,
 // whoever of them waits and for how long: a class that alone is well within what
 // the fleet can do hardly sees the overload, and no class is served better than one
@@ -24,15 +39,7 @@ func TestLowerClassesHaveTheOverload(t *testing.T) {
 					Prompt: workload.Dist{Mean: 300, CV: 1, Max: 8000}, Out: workload.Dist{Mean: 150, CV: 1, Max: 2000}}
 				c := Config{Replicas: hosts(n, "h100-8b"), Requests: stream(t, s), Seed: seed, Warmup: 10, Goal: Objective{TTFT: 0.5, TPOT: 0.05},
 					Pool: admission.Config{Objective: admission.Objective{TTFT: 0.5, ITL: 0.05}, Classes: []admission.Class{{Name: "a", Wait: -1}, {Name: "b", Wait: -1}, last}}}
-				c.OnResult = func(r *Result) {
-					if r.Request.At < c.Warmup {
-						return
-					}
-					offered[r.Request.Class]++
-					if r.Good {
-						good[r.Request.Class]++
-					}
-				}
+				c.OnResult = byClass(c.Warmup, offered[:], good[:], func(*Result) {})
 				simulate(t, c)
 			}
 			a, b, c := good[0]/offered[0], good[1]/offered[1], good[2]/offered[2]
@@ -67,18 +74,11 @@ func TestALooserClassLeavesRoomForTheOneAbove(t *testing.T) {
 			Prompt: workload.Dist{Mean: 300, CV: 1, Max: 8000}, Out: workload.Dist{Mean: 150, CV: 1, Max: 2000}}
 		c := Config{Replicas: hosts(4, "h100-8b"), Requests: stream(t, s), Seed: 1, Warmup: 10, Goal: Objective{TTFT: 0.5, TTFTPer1k: 0.12, TPOT: 0.05},
 			Pool: admission.Config{Classes: []admission.Class{{Name: "a", Wait: 2, Objective: first}, {Name: "b", Wait: 30, Objective: k.last}}}}
-		c.OnResult = func(r *Result) {
-			if r.Request.At < c.Warmup {
-				return
-			}
-			offered[r.Request.Class]++
-			if r.Good {
-				good[r.Request.Class]++
-			}
+		c.OnResult = byClass(c.Warmup, offered[:], good[:], func(r *Result) {
 			if r.Outcome == OK {
 				tokens[r.Request.Class] += float64(r.Request.Out)
 			}
-		}
+		})
 		simulate(t, c)
 		a, work := good[0]/offered[0], tokens[1]/(tokens[0]+tokens[1])
 		t.Logf("%s: %.3f of the first class in time, %.3f of the tokens are the second's", k.name, a, work)

@@ -113,7 +113,6 @@ func azure(f io.Reader) ([]Request, error) {
 	return out, sc.Err()
 }
 
-// cut applies the options.
 // Cut takes from a whole trace what the options say.
 func Cut(in []Request, o TraceOptions) []Request {
 	if o.Speed <= 0 {

@@ -182,12 +182,11 @@ func untested(cfg *config.Config, now time.Time) (problems config.Errors, warnin
 				problems = append(problems, cfg.Problem(v.key+".validate.prompts", err))
 			}
 		}
-		why := rec.Why(v.Validation, now)
-		if why == "" && rec.Due(v.Validation, now) {
-			warnings = append(warnings, fmt.Sprintf("%s.validate.every: the last pass is %s old, over %s; run penstock validate-fallbacks", v.key, now.Sub(rec[v.Key()].At).Round(time.Minute), v.Every))
-		}
-		if why != "" {
+		switch why := rec.Why(v.Validation, now); {
+		case why != "":
 			problems = append(problems, cfg.Problem(v.key, fmt.Errorf("ERR_UNTESTED_COMPENSATION_REJECTED: route %s: pool %s (model %s) %s; run penstock validate-fallbacks", v.Route, v.Pool, v.Model, why)))
+		case rec.Due(v.Validation, now):
+			warnings = append(warnings, fmt.Sprintf("%s.validate.every: the last pass is %s old, over %s; run penstock validate-fallbacks", v.key, now.Sub(rec[v.Key()].At).Round(time.Minute), v.Every))
 		}
 	}
 	return problems, warnings
